@@ -1,0 +1,99 @@
+"""Take one task away: a folder that works alone, with `dlx` and the launcher in it."""
+
+from __future__ import annotations
+
+import fnmatch
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from dlx.task import Task
+
+# Next to the task and Tools; what a tree lacks is left out.
+ROOT_FILES = ("dlx", "LICENSE", "pyproject.toml", ".gitignore", ".dockerignore", "hubconf.py")
+ALWAYS_IGNORED = [".git", "__pycache__", "*.pyc", ".pytest_cache", ".ruff_cache", "*.egg-info", ".venv", "output"]
+
+README = """# {last}
+
+{summary}
+
+This folder was taken out of a larger repository with `./dlx copy {name}` and works alone:
+
+| path | what it is |
+|---|---|
+| [{name}]({name}/README.md) | the task: model, recipes, tests; start with its README |
+| `Tools` | the package `dlx` that the task uses |
+| `dlx` | the launcher |
+
+It needs Python 3.11 or newer. The first call makes the environment.
+
+```bash
+{quickstart}./dlx test
+```
+
+`./dlx run {last} VERB -- ...` runs the other verbs: {verbs}.
+In an environment of your own: `pip install -r {name}/requirements.txt ./Tools`.
+The licence is in LICENSE; keep it with the code.
+"""
+
+
+def copy(task: Task, destination: Path) -> Path:
+    """Write the task, Tools, the launcher and a README of its own to `destination`, which must be empty or not exist.
+
+    Files that git ignores stay behind. Nothing is left there when the copy fails.
+    """
+    destination = destination.absolute()
+    if task.kind != "task":
+        raise ValueError(f"{task.name} is not a task; it goes along with every copy")
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise ValueError(f"{destination} exists and is not an empty folder; nothing was copied")
+    if destination.is_relative_to(task.folder) or destination.is_relative_to(task.root / "Tools"):
+        raise ValueError(f"{destination} lies inside what is to be copied; choose a place outside")
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{destination.name}.", dir=destination.parent) as scratch:
+        for file in listing(task.root):
+            inside = any(file.is_relative_to(part) for part in (Path(task.name), Path("Tools")))
+            if inside or file.as_posix() in ROOT_FILES:
+                target = Path(scratch) / file
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(task.root / file, target, follow_symlinks=False)
+        (Path(scratch) / "README.md").write_text(_readme(task))
+        destination.mkdir(exist_ok=True)  # an empty one is kept: the user may be standing in it
+        for item in Path(scratch).iterdir():
+            item.rename(destination / item.name)
+    return destination
+
+
+def _readme(task: Task) -> str:
+    last = task.name.rsplit("/", 1)[-1]
+    quickstart = "./dlx quickstart\n" if "quickstart" in task.verbs else ""
+    verbs = ", ".join(f"`{verb}`" for verb in task.verbs)
+    return README.format(last=last, name=task.name, summary=task.summary, verbs=verbs, quickstart=quickstart)
+
+
+def listing(root: Path) -> list[Path]:
+    """The files of the repository that git does not ignore, relative to `root`.
+
+    Outside a git work tree (a release archive, a copy) the simple patterns of .gitignore are applied by name.
+    """
+    if (root / ".git").exists() and shutil.which("git"):
+        command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        done = subprocess.run(command, capture_output=True, check=False)
+        if done.returncode == 0:
+            files = {Path(name) for name in done.stdout.decode().split("\0") if name}
+            return sorted(file for file in files if (root / file).is_symlink() or (root / file).is_file())
+    ignored = list(ALWAYS_IGNORED)
+    if (root / ".gitignore").is_file():
+        lines = (line.strip() for line in (root / ".gitignore").read_text().splitlines())
+        ignored += [line.strip("/") for line in lines if line and line[0] not in "#!" and "/" not in line.strip("/")]
+    found, folders = [], [root]
+    while folders:
+        for entry in folders.pop().iterdir():
+            if any(fnmatch.fnmatch(entry.name, pattern) for pattern in ignored):
+                continue
+            if entry.is_dir() and not entry.is_symlink():
+                folders.append(entry)
+            else:
+                found.append(entry.relative_to(root))
+    return sorted(found)
