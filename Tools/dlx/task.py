@@ -71,7 +71,7 @@ class Task:
         if nproc and nproc != "1":
             if self.framework not in ("PyTorch", "DGLPyTorch", "CUDA-Optimized"):
                 raise TaskError(
-                    f"{self.name}: --nproc starts torchrun, which {self.framework} does not use; see its README"
+                    f"{self.name}: --nproc is for torchrun, which {self.framework} does not use"
                 )
             torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", nproc, "-m", entry]
             return ["python", "-m", "dlx.entry", *torchrun, *arguments]
