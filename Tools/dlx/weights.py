@@ -254,8 +254,8 @@ def load_state_dict(path: str | os.PathLike[str], key: str | None = None) -> dic
     """The tensors of a .safetensors or torch file, on the CPU whatever device they were saved from.
 
     Training checkpoints are looked into: `key` names the entry that holds the model, by default `state_dict`, `model`
-    or `model_state_dict`. The prefix that data-parallel wrappers add (`module.`) is taken off. Pickles that would run code
-    are refused with a ValueError, and none of their code runs.
+    or `model_state_dict`. The prefix that data-parallel wrappers add (`module.`) is taken off. Pickles that would run
+    code are refused with a ValueError, and none of their code runs.
     """
     path = Path(path)
     with open(path, "rb") as stream:
