@@ -1,8 +1,8 @@
 """Pictures: one way to decode them for training, inference and hub; preprocessing that travels with weights; captions.
 
 Every decoder of the repository gives what `decode_image` gives: 8-bit RGB, upright (the EXIF orientation is applied),
-grey spread over three channels, an alpha channel dropped (not blended), 16-bit values divided by 257, the first frame of
-an animation. Only `to_tensor` and calling a `Preprocessing` import torch.
+grey spread over three channels, an alpha channel dropped (not blended), 16-bit values divided by 257, only the first
+frame of an animation. Only `to_tensor` and calling a `Preprocessing` import torch.
 """
 
 from __future__ import annotations
