@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shlex
@@ -12,8 +13,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from dlx import container, env, readme, system, testrun, vendor
-from dlx.files import human_bytes
+from dlx import container, readme, stores, testrun, vendor
 from dlx.paths import home
 from dlx.task import Task, TaskError, default, discover, find, nearest, require_root
 
@@ -163,41 +163,39 @@ def _add_stores(command, isolated) -> None:
     """Commands about what is kept in $DLX_HOME: weights, cache, env."""
 
     def group(name: str, summary: str, examples: str):
-        made = command(name, lambda o: made.print_help(), summary, examples)
-        return made.add_subparsers(metavar="ACTION", title="actions", required=True)
+        made = command(name, None, summary, examples)
+        return functools.partial(command, parent=made.add_subparsers(metavar="ACTION", title="actions", required=True))
 
-    actions = group(
-        "weights", "list, fetch and verify published weights",
-        "./dlx weights list\n./dlx weights fetch NAME\n./dlx weights verify NAME      evaluate again and compare",
-    )  # fmt: skip
-    command("list", weights_list, "show every card", "./dlx weights list", parent=actions)
-    made = command("fetch", weights_fetch, "get weights into the cache", "./dlx weights fetch NAME", parent=actions)
+    action = group("weights", "list, fetch and verify published weights", "./dlx weights list")
+    action("list", stores.weights_list, "show every card", "./dlx weights list")
+    made = action(
+        "fetch", stores.weights_fetch, "get weights into the cache", "./dlx weights fetch mobilenet_v2.imagenet"
+    )
     made.add_argument("names", nargs="+", metavar="NAME")
-    made = command(
-        "verify", weights_verify, "evaluate again, compare with the card", "./dlx weights verify NAME", parent=actions
-    )  # fmt: skip
+    examples = "./dlx weights verify mobilenet_v2.imagenet"
+    made = action("verify", stores.weights_verify, "evaluate again and compare with the card", examples)
     made.add_argument("names", nargs="+", metavar="NAME")
 
-    actions = group("cache", "list, verify and prune fetched data and weights", "./dlx cache list\n./dlx cache verify")
-    command("list", cache_list, "show what is kept and how big it is", "./dlx cache list", parent=actions)
-    command("verify", cache_verify, "hash everything again", "./dlx cache verify", parent=actions)
-    made = command(
-        "prune", cache_prune, "remove downloads whose data set is prepared, and leftovers",
-        "./dlx cache prune --dry-run\n./dlx cache prune --all        prepared sets and weights, too", parent=actions,
-    )  # fmt: skip
-    _pruning(made)
+    action = group("cache", "list, verify and prune fetched data and weights", "./dlx cache list\n./dlx cache verify")
+    action("list", stores.cache_list, "show what is kept and how big it is", "./dlx cache list")
+    action("verify", stores.cache_verify, "hash everything again; status 1 when it differs", "./dlx cache verify")
+    examples = "./dlx cache prune --dry-run\n./dlx cache prune --all        prepared sets and weights, too"
+    _pruning(
+        action("prune", stores.cache_prune, "remove downloads (what was made from them stays) and leftovers", examples)
+    )
 
     examples = "./dlx env list\nsource $(./dlx env path ConvNets)/bin/activate"
-    actions = group("env", "list, make and prune environments", examples)
-    command("list", env_list, "show the environments", "./dlx env list", parent=actions)
-    made = command("path", env_path, "print where a task's environment is", "./dlx env path ConvNets", parent=actions)
+    action = group("env", "list, make and prune environments", examples)
+    action("list", stores.env_list, "show the environments", "./dlx env list")
+    made = action("path", stores.env_path, "print where a task's environment is", "./dlx env path ConvNets")
     made.add_argument("task", nargs="?", metavar="TASK")
     isolated(made)
-    made = command("make", env_make, "make environments now", "./dlx env make\n./dlx env make ConvNets", parent=actions)
+    made = action("make", stores.env_make, "make environments now", "./dlx env make\n./dlx env make ConvNets")
     made.add_argument("tasks", nargs="*", metavar="TASK", help="default: every group")
     isolated(made)
-    made = command("prune", env_prune, "remove those that this clone does not use", "./dlx env prune", parent=actions)
-    _pruning(made)
+    _pruning(
+        action("prune", stores.env_prune, "remove those that this clone does not use", "./dlx env prune --dry-run")
+    )
 
 
 def _pruning(made) -> None:
@@ -217,7 +215,7 @@ def start(task: Task, verb: str, options: argparse.Namespace, nproc: str | None 
 
 
 def _become(task: Task, command: list[str], options: argparse.Namespace, isolated: bool = False) -> int:
-    folder = _environment(task, isolated)
+    folder = stores.environment(task, isolated)
     variables = task.environment(folder, options.argv)
     program = shutil.which(command[0], path=variables["PATH"])
     if program is None:
@@ -225,11 +223,6 @@ def _become(task: Task, command: list[str], options: argparse.Namespace, isolate
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(program, [program, *command[1:]], variables)
-
-
-def _environment(task: Task, isolated: bool = False) -> Path:
-    system.ensure(task.apt, task.name)
-    return env.ensure(env.for_task(task, isolated)).folder
 
 
 def list_tasks(options: argparse.Namespace) -> None:
@@ -301,84 +294,3 @@ def report(options: argparse.Namespace) -> int:
 def regenerate(options: argparse.Namespace) -> int:
     """./dlx readme"""
     return readme.update(require_root(), options.check)
-
-
-def weights_list(options: argparse.Namespace) -> None:
-    """./dlx weights list"""
-    from dlx import weights
-
-    for card in weights.cards(require_root()):
-        metric = card.metric
-        print(f"{card.name}\n    {card.task}  {human_bytes(card.size)}  {card.licence}")
-        if metric:
-            print(f"    {metric['name']} {metric['value']} on {metric['data']}")
-
-
-def weights_fetch(options: argparse.Namespace) -> None:
-    """./dlx weights fetch NAME..."""
-    from dlx import weights
-
-    for name in options.names:
-        print(weights.resolve(name))
-
-
-def weights_verify(options: argparse.Namespace) -> int:
-    """./dlx weights verify NAME..."""
-    from dlx import weights
-
-    return max(weights.verify(name) for name in options.names)
-
-
-def cache_list(options: argparse.Namespace) -> None:
-    """./dlx cache list"""
-    from dlx import data
-
-    entries = data.entries()
-    for entry in entries:
-        print(f"{entry.kind:8} {human_bytes(entry.size):>10}  {entry.state:8}  {entry.path}")
-    print(f"{len(entries)} entries, {human_bytes(sum(entry.size for entry in entries))} in {home()}")
-
-
-def cache_verify(options: argparse.Namespace) -> int:
-    """./dlx cache verify"""
-    raise NotImplementedError
-
-
-def cache_prune(options: argparse.Namespace) -> None:
-    """./dlx cache prune"""
-    raise NotImplementedError
-
-
-def env_list(options: argparse.Namespace) -> None:
-    """./dlx env list"""
-    root = require_root()
-    current = {group.folder: name for name, group in env.groups(root).items()}
-    rows = dict(env.existing())
-    for folder in sorted({*rows, *current}):
-        stamp = rows.get(folder)
-        absent = "half-made" if folder in rows else "not made yet"
-        state = f"{stamp['megabytes']:.0f} MB, made {stamp['made']}" if stamp else absent
-        print(f"{folder}  {state}{'' if folder in current else '  (not a group of this clone)'}")
-
-
-def env_path(options: argparse.Namespace) -> None:
-    """./dlx env path [TASK]"""
-    root = require_root()
-    print(env.for_task(find(options.task, root) if options.task else default(root), options.isolated).folder)
-
-
-def env_make(options: argparse.Namespace) -> None:
-    """./dlx env make [TASK...]"""
-    root = require_root()
-    if options.tasks:
-        for name in options.tasks:
-            print(_environment(find(name, root), options.isolated))
-        return
-    for group in env.groups(root).values():
-        print(env.ensure(group).folder)
-
-
-def env_prune(options: argparse.Namespace) -> None:
-    """./dlx env prune"""
-    for folder in env.prune(require_root(), options.all, options.dry_run):
-        print(f"{'would remove' if options.dry_run else 'removed'} {folder}")

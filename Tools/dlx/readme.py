@@ -141,15 +141,20 @@ def _load(readme: Path, name: str) -> tuple[Any, Path]:
 
 def _look_up(data: Any, key: str, file: Path, prefix: str = "") -> Any:
     """Follow a dotted key through objects and lists (by index); ReadmeError names the file and the key."""
-    value = data
-    for part in key.split("."):
-        if isinstance(value, dict) and part in value:
-            value = value[part]
-        elif isinstance(value, list) and part.isdigit() and int(part) < len(value):
-            value = value[int(part)]
+    value, parts = data, key.split(".")
+    while parts:
+        for length in range(len(parts), 0, -1):  # metrics have dots in their names: the longest key that exists wins
+            part = ".".join(parts[:length])
+            if isinstance(value, dict) and part in value:
+                value = value[part]
+                break
+            if isinstance(value, list) and part.isdigit() and int(part) < len(value):
+                value = value[int(part)]
+                break
         else:
             offers = list(value) if isinstance(value, dict) else []
-            raise ReadmeError(f"{file}: no key {prefix + key!r} (at {part!r}){nearest(part, offers)}")
+            raise ReadmeError(f"{file}: no key {prefix + key!r} (at {parts[0]!r}){nearest('.'.join(parts), offers)}")
+        parts = parts[length:]
     return value
 
 
