@@ -1,0 +1,1 @@
+"""Image classification with convolutional networks: ResNet, ResNeXt, SE-ResNeXt, EfficientNet, MobileNetV2."""
