@@ -96,7 +96,8 @@ def merge(files: list[Path]) -> list[str]:
             rest, _, marker = match[2].partition(";")
             name = re.sub(r"[-_.]+", "-", match[1]).lower()
             rest, marker = rest.strip(), marker.strip()
-            text = name + (f" {rest}" if rest.startswith("@") else rest) + (f"; {marker}" if marker else "")
+            rest = f" {rest}" if rest.startswith("@") else "".join(rest.split())
+            text = name + rest + (f"; {marker}" if marker else "")
             known, where = merged.setdefault((name, marker), (text, file))
             if known != text:
                 raise TaskError(f"pins of one environment disagree: {where} has {known!r}, {file} has {text!r}")
@@ -107,7 +108,7 @@ def ensure(env: Env) -> Env:
     """Make the environment unless it is there and works. Two launchers may call this at once: one makes, one waits."""
     if env.ready():
         return env
-    waiting = f"dlx: another process is making the environment {env.folder.name}; waiting for it"
+    waiting = f"dlx: another process makes {env.folder.name}; waiting for it"
     with lock(env.folder.with_name(env.folder.name + ".lock"), message=waiting):
         if env.ready():
             return env
@@ -204,9 +205,9 @@ class Progress:
     def line(self, line: str) -> None:
         """Take one line of pip's output."""
         words = line.split()
-        if line.startswith("Collecting"):
+        if line.startswith(("Collecting ", "Processing ")):
             self.packages += 1
-            self._say(f"package {self.packages}: {words[1].split(';')[0]}")
+            self._say(f"package {self.packages}: {words[1].split(';')[0].rsplit('/', 1)[-1]}")
         elif line.strip().startswith("Downloading") and "(" in line:
             size = line[line.rindex("(") :]
             self._say(f"package {self.packages}: {words[1].rsplit('/', 1)[-1]} {size}", quiet=True)

@@ -70,9 +70,7 @@ class Task:
             return [word.replace("{task_dir}", str(self.folder)) for word in entry] + list(arguments)
         if nproc and nproc != "1":
             if self.framework not in ("PyTorch", "DGLPyTorch", "CUDA-Optimized"):
-                raise TaskError(
-                    f"{self.name}: --nproc is for torchrun, which {self.framework} does not use"
-                )
+                raise TaskError(f"{self.name}: --nproc is for torchrun, which {self.framework} does not use")
             torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", nproc, "-m", entry]
             return ["python", "-m", "dlx.entry", *torchrun, *arguments]
         return ["python", "-m", "dlx.entry", entry, *arguments]
@@ -177,7 +175,7 @@ def find(name: str, root: Path) -> Task:
         return found[0]
     if found:
         raise TaskError(f"{name!r} can be {' or '.join(task.name for task in found)}; give the full name")
-    names = [alias for task in tasks for alias in (task.name, task.name.rsplit("/", 1)[-1], task.package)]
+    names = [alias for task in tasks for alias in (task.package, task.name.rsplit("/", 1)[-1], task.name)]
     raise TaskError(f"no task {name!r}{nearest(name, names) or '; `./dlx list` shows them all'}")
 
 
