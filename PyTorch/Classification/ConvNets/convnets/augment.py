@@ -2,7 +2,7 @@
 AutoAugment (Cubuk et al., CVPR 2019), random erasing (Zhong et al., 2017), mixup (Zhang et al., 2017).
 
 So neither the number of workers or devices nor a resumed run changes what a sample looks like, and the Pillow and DALI
-loaders cut the same boxes. Differs from the AutoAugment paper as torchvision and NVIDIA's code do: the colour operations
+loaders cut the same boxes. Differs from the AutoAugment paper as torchvision and NVIDIA's code do: colour operations
 use 1 +- magnitude with a random sign, and grey (128) fills what a rotation or shear uncovers.
 
 Legend: N samples; box = (left, top, width, height) in pixels; draws are uniform in [0, 1).
@@ -37,7 +37,7 @@ def _mix(values: np.ndarray) -> np.ndarray:
 
 
 def draws(seed: int, epoch: int, indices: np.ndarray | int, count: int, stream: int = GEOMETRY) -> np.ndarray:
-    """(N, count) float64 in [0, 1): the draws of the samples `indices` in this epoch, whoever asks and in what order."""
+    """(N, count) float64 in [0, 1): what the samples `indices` draw in this epoch, whoever asks and in what order."""
     golden = np.uint64(0x9E3779B97F4A7C15)
     key = np.zeros(1, np.uint64)
     for word in (seed, epoch, stream):
@@ -60,8 +60,8 @@ def permutation(seed: int, epoch: int, count: int) -> np.ndarray:
 def crop_boxes(sizes: np.ndarray, values: np.ndarray) -> np.ndarray:
     """(N, 4) int64 boxes for pictures of `sizes` (N, 2: width, height) from `values` (N, GEOMETRY_DRAWS).
 
-    The first of ten tries that fits is taken: area 8-100 % of the picture, aspect 3/4 to 4/3 (log-uniform); if none fits,
-    the largest centred box within the aspect limits.
+    The first of ten tries that fits is taken: area 8-100 % of the picture, aspect 3/4 to 4/3 (log-uniform); if none
+    fits, the largest centred box within the aspect limits.
     """
     sizes = np.asarray(sizes, np.int64).reshape(-1, 2)
     width, height = sizes[:, 0], sizes[:, 1]
@@ -192,7 +192,7 @@ def erase_boxes(width: int, height: int, values: np.ndarray) -> np.ndarray:
 
 
 def mixup_weight(alpha: float, seed: int, epoch: int, batch: int) -> float:
-    """The share of a batch's own samples, from Beta(alpha, alpha); 1 (no mixing) when alpha is 0. The same on all ranks."""
+    """The share of a batch's own samples, from Beta(alpha, alpha), equal on all ranks; 1 (no mixing) for alpha 0."""
     if alpha < 0:
         raise ValueError(f"mixup alpha must not be negative, got {alpha}")
     if alpha == 0:

@@ -1,0 +1,238 @@
+"""Picture files on disk: class folders, validated before training starts, with every fault listed at once.
+
+    data/train/<class>/*.jpg     data/val/<class>/*.jpg       (also validation, valid or test for the second)
+
+The sizes of all pictures are read along the way (the DALI pipelines compute their crops from them) and kept in a small
+index below $DLX_HOME, so that the next start only looks at files that have changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from dlx import data, files, paths, vision
+
+SPLITS = {"train": ("train",), "val": ("val", "validation", "valid", "test")}
+CHECKS = ("headers", "full")
+LISTED = 50
+ORIENTATION_TAG = 0x0112
+
+
+class DataError(ValueError):
+    """Data that cannot be trained on; the message lists every fault with its path."""
+
+
+@dataclass
+class Samples:
+    """The pictures of one split. `sizes` (N, 2) are width and height of the upright picture; `skipped` holds
+    (path, reason) of files left out in tolerant mode."""
+
+    name: str
+    classes: list[str]
+    paths: list[str]
+    labels: np.ndarray
+    sizes: np.ndarray
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+
+def read_folder(
+    root: str | os.PathLike[str], *, tolerant: bool = False, check: str = "headers", workers: int = 8
+) -> dict[str, Samples]:
+    """The splits found below `root`, by name ("train", "val").
+
+    DataError lists, together: class folders without pictures, classes that the splits do not share, and unreadable
+    files (which are left out and reported in `skipped` when `tolerant`). `check` "headers" opens every file and decodes
+    those whose end is missing; "full" decodes all.
+    """
+    root = Path(root).expanduser().absolute()
+    if check not in CHECKS:
+        raise ValueError(f"check {check!r} is none of {', '.join(CHECKS)}")
+    if not root.is_dir():
+        raise DataError(f"{root}: no such data folder")
+    folders = {split: next((root / n for n in names if (root / n).is_dir()), None) for split, names in SPLITS.items()}
+    folders = {split: folder for split, folder in folders.items() if folder is not None}
+    if not folders:
+        raise DataError(f"{root}: holds neither a folder train nor val with one folder per class inside")
+    faults: list[str] = []
+    found: dict[str, Samples] = {}
+    for split, folder in folders.items():
+        found[split] = _read_split(split, folder, faults, tolerant, check, workers)
+    if len(found) == 2:
+        train, val = (set(found[split].classes) for split in ("train", "val"))
+        faults += [f"{folders['val'] / name}: class is not in {folders['train'].name}" for name in sorted(val - train)]
+        faults += [f"{folders['train'] / name}: class is not in {folders['val'].name}" for name in sorted(train - val)]
+    if faults:
+        more = [f"  ... and {len(faults) - LISTED} more"] if len(faults) > LISTED else []
+        count = f"{len(faults)} fault" + ("s" if len(faults) > 1 else "")
+        raise DataError("\n".join([f"{root}: {count} in the data", *(f"  {f}" for f in faults[:LISTED]), *more]))
+    return found
+
+
+def _read_split(split: str, folder: Path, faults: list[str], tolerant: bool, check: str, workers: int) -> Samples:
+    classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+    if not classes:
+        faults.append(f"{folder}: holds no class folders")
+    names: list[str] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        pictures = _pictures(folder / name)
+        if not pictures:
+            faults.append(f"{folder / name}: class without pictures")
+        names += [f"{name}/{picture}" for picture in pictures]
+        labels += [label] * len(pictures)
+    sizes, reasons = _inspect_all(folder, names, check, workers)
+    bad = {index: reason for index, reason in enumerate(reasons) if reason}
+    skipped = [(str(folder / names[index]), reason) for index, reason in bad.items()]
+    if tolerant:
+        kept = [index for index in range(len(names)) if index not in bad]
+        left = {labels[index] for index in kept}
+        had = set(labels)
+        faults += [f"{folder / classes[label]}: class without readable pictures" for label in sorted(had - left)]
+    else:
+        faults += [reason for _, reason in skipped]
+        kept = list(range(len(names)))
+    return Samples(
+        name=split,
+        classes=classes,
+        paths=[str(folder / names[index]) for index in kept],
+        labels=np.array([labels[index] for index in kept], np.int64),
+        sizes=sizes[kept],
+        skipped=skipped if tolerant else [],
+    )
+
+
+def _pictures(folder: Path) -> list[str]:
+    """Relative paths, sorted; linked folders are followed, hidden files are not."""
+    found = []
+    for where, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            if name.lower().endswith(vision.IMAGE_SUFFIXES) and not name.startswith("."):
+                found.append(os.path.relpath(os.path.join(where, name), folder))
+    return sorted(found)
+
+
+# One file
+
+
+def inspect(path: str | os.PathLike[str], check: str = "headers") -> tuple[int, int]:
+    """Width and height of the upright picture; ValueError with the path when it is damaged."""
+    path = os.fspath(path)
+    try:
+        if check == "headers" and _ends_well(path):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with Image.open(path) as image:
+                    turned = image.getexif().get(ORIENTATION_TAG, 1) in (5, 6, 7, 8)
+                    return (image.height, image.width) if turned else image.size
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such picture") from None
+    except Exception as error:  # noqa: BLE001 - Pillow's readers raise anything on damaged headers
+        raise ValueError(f"{path}: unreadable picture ({error})") from error
+    return vision.decode_image(path).size
+
+
+def _ends_well(path: str) -> bool:
+    """Whether a JPEG or PNG has its end marker near its end; cut files lack it. Other formats: only decoding tells."""
+    with open(path, "rb") as stream:
+        start = stream.read(4)
+        stream.seek(0, os.SEEK_END)
+        stream.seek(max(0, stream.tell() - 1024))
+        end = stream.read()
+    if start[:3] == b"\xff\xd8\xff":
+        return b"\xff\xd9" in end
+    return start == b"\x89PNG" and b"IEND" in end
+
+
+def _inspect_all(folder: Path, names: Sequence[str], check: str, workers: int) -> tuple[np.ndarray, list[str]]:
+    """Sizes (N, 2) and for each file "" or what is wrong with it. Unchanged files come from the index."""
+    index = paths.home() / "index" / f"{hashlib.sha256(f'{folder}|{check}'.encode()).hexdigest()[:24]}.npz"
+    stats = np.array([_stat(folder / name) for name in names], np.int64).reshape(-1, 2)
+    sizes = np.zeros((len(names), 2), np.int32)
+    reasons = [""] * len(names)
+    known = _read_index(index)
+    todo = []
+    for number, name in enumerate(names):
+        entry = known.get(name)
+        if entry is not None and entry[:2] == tuple(stats[number]) and stats[number, 0] >= 0:
+            sizes[number] = entry[2:]
+        else:
+            todo.append(number)
+
+    def look(number: int) -> None:
+        try:
+            sizes[number] = inspect(folder / names[number], check)
+        except ValueError as error:
+            reasons[number] = str(error)
+
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        list(pool.map(look, todo))
+    good = [number for number, reason in enumerate(reasons) if not reason]
+    if todo and good:
+        _write_index(index, [names[n] for n in good], np.concatenate([stats[good], sizes[good]], 1))
+    return sizes, reasons
+
+
+def _stat(path: Path) -> tuple[int, int]:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return -1, -1
+    return status.st_size, status.st_mtime_ns
+
+
+def _read_index(path: Path) -> dict[str, tuple[int, int, int, int]]:
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            names = bytes(content["names"]).decode("utf-8", "surrogateescape").split("\n")
+            return dict(zip(names, map(tuple, content["values"].tolist()), strict=True))
+    except (OSError, ValueError, KeyError, EOFError):
+        return {}
+
+
+def _write_index(path: Path, names: Iterable[str], values: np.ndarray) -> None:
+    names = list(names)
+    if any("\n" in name for name in names):
+        return
+    try:
+        with files.atomic_path(path) as temporary:
+            joined = np.frombuffer("\n".join(names).encode("utf-8", "surrogateescape"), np.uint8)
+            np.savez(temporary, names=joined, values=values)
+    except (OSError, UnicodeError):
+        pass  # an index only saves time; a read-only home must not stop a training
+
+
+# Data sets that are files
+
+
+def imagenet_labels() -> list[str]:
+    """The names of ImageNet-1k's classes by index."""
+    text = (Path(__file__).parent / "imagenet_labels.txt").read_text()
+    return [line for line in text.splitlines() if not line.startswith("#")]
+
+
+def read_foolbox_images(*, home: str | os.PathLike[str] | None = None) -> dict[str, Samples]:
+    """The 20 ImageNet photos of the data set foolbox-images, as the split "val"."""
+    folder = data.prepare("foolbox-images", home=home) / "images"
+    names = sorted(path for path in folder.iterdir() if path.suffix == ".jpg")
+    return {
+        "val": Samples(
+            name="val",
+            classes=imagenet_labels(),
+            paths=[str(path) for path in names],
+            labels=np.array([int(path.stem.rsplit("_", 1)[1]) for path in names], np.int64),
+            sizes=np.array([inspect(path) for path in names], np.int32),
+        )
+    }
