@@ -207,7 +207,8 @@ class Progress:
         words = line.split()
         if line.startswith(("Collecting ", "Processing ")):
             self.packages += 1
-            self._say(f"package {self.packages}: {words[1].split(';')[0].rsplit('/', 1)[-1]}")
+            name = re.sub(r"-(py|cp)\d.*\.whl$", "", words[1].split(";")[0].rsplit("/", 1)[-1])
+            self._say(f"package {self.packages}: {name}")
         elif line.strip().startswith("Downloading") and "(" in line:
             size = line[line.rindex("(") :]
             self._say(f"package {self.packages}: {words[1].rsplit('/', 1)[-1]} {size}", quiet=True)
