@@ -1,0 +1,199 @@
+"""The same pictures through NVIDIA DALI: `dali-cpu` decodes on the processor, `dali-gpu` on the GPU (nvJPEG).
+
+Order, crop boxes and flips come from `augment`, as in the Pillow loader, and reach the pipeline as its inputs; so both
+give the same picture for a sample, up to the rounding of the resize, the rim of a box cut out of a JPEG with subsampled
+colours, and nvJPEG. DALI reads the files itself, in threads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from . import augment
+from .folder import DataError, Samples, inspect
+from .loader import Batch, Loader, Plan, to_device
+
+if TYPE_CHECKING:
+    from nvidia.dali import Pipeline
+
+UNSUPPORTED = (".gif",)
+
+
+def _import() -> Any:
+    try:
+        import nvidia.dali as dali
+        import nvidia.dali.fn  # noqa: F401
+        import nvidia.dali.types  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            "the data backends dali-cpu and dali-gpu need NVIDIA DALI: pip install nvidia-dali-cuda130 "
+            f"(Linux; see requirements.txt), or use backend 'pytorch' ({error})"
+        ) from error
+    return dali
+
+
+class DaliLoader(Loader):
+    def __init__(
+        self,
+        split: Samples,
+        plan: Plan,
+        device: torch.device,
+        *,
+        backend: str,
+        train: bool,
+        size: int,
+        resize: int,
+        augmentation: str,
+        interpolation: str,
+        seed: int,
+        tolerant: bool,
+        workers: int = 0,
+        prefetch: int = 2,
+    ) -> None:
+        super().__init__(split, plan, device)
+        if train and augmentation == "autoaugment":
+            raise ValueError(f"augmentation 'autoaugment' needs data backend 'pytorch', not {backend!r}")
+        if interpolation not in ("bilinear", "bicubic"):
+            raise ValueError(f"interpolation {interpolation!r} needs data backend 'pytorch', not {backend!r}")
+        unsupported = [path for path in split.paths if path.lower().endswith(UNSUPPORTED)]
+        if unsupported:
+            raise DataError(f"{len(unsupported)} pictures that DALI cannot decode, the first is {unsupported[0]}")
+        if backend == "dali-gpu" and device.type != "cuda":
+            raise ValueError(f"data backend 'dali-gpu' needs a CUDA device, not {str(device)!r}; use 'dali-cpu'")
+        self.gpu = backend == "dali-gpu"
+        self.augmented = train and augmentation != "none"
+        self.erasing = self.augmented and augmentation == "erase"
+        self.size, self.resize, self.interpolation, self.seed = size, resize, interpolation, seed
+        self.threads = workers or min(8, os.cpu_count() or 1)
+        self.prefetch = max(1, prefetch)
+        self.pipeline: Pipeline | None = None
+        self.pending: Iterator[np.ndarray] = iter(())
+
+    # What goes in, on the host
+
+    def _inputs(self) -> tuple[list[np.ndarray] | np.ndarray, ...]:
+        """For the next batch: file names, start and shape of the box to cut, start of the one to cut after the resize,
+        whether to mirror, height and width to resize to."""
+        indices = next(self.pending)
+        rows = np.where(indices >= 0, indices, 0)  # an empty place gets some picture; its label is -1
+        names = [np.frombuffer(os.fsencode(self.split.paths[row]), np.uint8) for row in rows]
+        sizes = self.split.sizes[rows].astype(np.int64)
+        if self.augmented:
+            values = augment.draws(self.seed, self.epoch, rows, augment.GEOMETRY_DRAWS)
+            boxes = augment.crop_boxes(sizes, values)
+            flips = augment.flips(values)
+        else:
+            boxes = np.concatenate([np.zeros_like(sizes), sizes], 1)
+            flips = np.zeros(len(rows), bool)
+        starts, shapes = boxes[:, [1, 0]], boxes[:, [3, 2]]
+        targets = np.full((len(rows), 2), self.size, np.float32) if self.augmented else self._evaluation_sizes(sizes)
+        corners = (targets.astype(np.int64) - self.size) // 2
+        whole = [np.ascontiguousarray(values, np.int32) for values in (starts, shapes, corners, flips)]
+        return names, *whole, np.ascontiguousarray(targets)
+
+    def _evaluation_sizes(self, sizes: np.ndarray) -> np.ndarray:
+        """Height and width after the short side became `resize`, rounded as `vision.resize_short` does."""
+        short = sizes.min(1, keepdims=True)
+        return np.maximum(self.resize, self.resize * sizes // short)[:, [1, 0]].astype(np.float32)
+
+    # The pipeline
+
+    def _build(self) -> Pipeline:
+        dali = _import()
+        fn, types = dali.fn, dali.types
+        kinds = {"bilinear": types.INTERP_TRIANGULAR, "bicubic": types.INTERP_CUBIC}
+        pipeline = dali.Pipeline(
+            batch_size=self.batch_size,
+            num_threads=self.threads,
+            device_id=(self.device.index or 0) if self.gpu else None,
+            prefetch_queue_depth=self.prefetch,
+            exec_dynamic=True,
+            seed=0,
+        )
+        with pipeline:
+            names, starts, shapes, corners, flips, targets = fn.external_source(
+                source=self._inputs, num_outputs=6, batch=True
+            )
+            packed = fn.io.file.read(names)
+            images = fn.decoders.image_slice(
+                packed,
+                start=starts,
+                shape=shapes,
+                axes=[0, 1],
+                device="mixed" if self.gpu else "cpu",
+                output_type=types.RGB,
+                hw_decoder_load=0.75,
+            )
+            images = fn.resize(images, size=targets, interp_type=kinds[self.interpolation], antialias=True)
+            images = fn.slice(images, start=corners, shape=[self.size, self.size], axes=[0, 1])
+            images = fn.flip(images, horizontal=flips)
+            pipeline.set_outputs(images)
+        pipeline.build()
+        return pipeline
+
+    # What comes out
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._batches() if self.gpu else to_device(self._batches(), self.device)
+
+    def _batches(self) -> Iterator[Batch]:
+        pinned = self.device.type == "cuda"
+        for indices, pictures in self._runs():
+            # DALI's executor leaves an output alone for as long as somebody holds it, so nothing is copied.
+            images = torch.from_dlpack(pictures)
+            labels = torch.from_numpy(np.where(indices >= 0, self.split.labels[indices], -1))
+            images = self._erased(images, indices)
+            if self.gpu:
+                labels = labels.pin_memory().to(self.device, non_blocking=True)
+            elif pinned:
+                images, labels = images.pin_memory(), labels.pin_memory()
+            yield images.permute(0, 3, 1, 2), labels
+
+    def _runs(self) -> Iterator[tuple[np.ndarray, Any]]:
+        """(sample indices, DALI's tensor NHWC) per batch."""
+        order = list(self.plan.batches(self.epoch, self.start_batch))
+        self.pending = iter(order)
+        pipeline, self.pipeline = self.pipeline, None  # kept for the next epoch only when this one ends in order
+        if pipeline is None:
+            pipeline = self._build()
+        else:
+            pipeline.reset()
+        stream = torch.cuda.current_stream(self.device) if self.gpu else None
+        for number, indices in enumerate(order):
+            try:
+                (images,) = pipeline.run(stream) if stream is not None else pipeline.run()
+            except RuntimeError as error:
+                raise DataError(self._explain(order[number : number + self.prefetch + 1], error)) from error
+            yield indices, images.as_tensor()
+        try:
+            pipeline.run()
+        except StopIteration:
+            self.pipeline = pipeline
+
+    def _explain(self, suspects: list[np.ndarray], error: Exception) -> str:
+        """DALI names no file; decode those that it had in hand until one fails."""
+        for index in (int(index) for indices in suspects for index in indices if index >= 0):
+            try:
+                inspect(self.split.paths[index], "full")
+            except ValueError as reason:
+                return str(reason)
+        return f"DALI failed: {error}"
+
+    def _erased(self, images: torch.Tensor, indices: np.ndarray) -> torch.Tensor:
+        if not self.erasing:
+            return images
+        values = augment.draws(self.seed, self.epoch, indices, augment.ERASE_DRAWS, augment.ERASE)
+        boxes = torch.from_numpy(augment.erase_boxes(self.size, self.size, values)).to(images.device)
+        left, top, width, height = (boxes[:, column : column + 1] for column in range(4))
+        line = torch.arange(self.size, device=images.device)
+        erased = ((line >= left) & (line < left + width))[:, None, :]
+        erased = erased & ((line >= top) & (line < top + height))[:, :, None]
+        return images.masked_fill_(erased[..., None], 0)
+
+    def close(self) -> None:
+        self.pipeline = None
