@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -62,23 +61,18 @@ def test_sha256_and_human_bytes(tmp_path):
     ]
 
 
-def _hold(path: str, ready, seconds: float) -> None:
-    with lock(path):
-        ready.set()
-        time.sleep(seconds)
-
-
 def test_lock_excludes_another_process_says_so_once_and_times_out(tmp_path, capsys):
-    context = multiprocessing.get_context("spawn")
-    ready = context.Event()
-    holder = context.Process(target=_hold, args=(str(tmp_path / "l"), ready, 30))
-    holder.start()
-    assert ready.wait(20)
-    with pytest.raises(TimeoutError, match="still locked"), lock(tmp_path / "l", timeout=0.2, message="waiting"):
-        pass
-    assert capsys.readouterr().err == "waiting\n"
-    holder.kill()  # the system frees the lock of a dead process
-    holder.join()
+    code = (
+        "import sys, time, dlx.files as f\nwith f.lock(sys.argv[1]):\n    print('held', flush=True)\n    time.sleep(60)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "l")]
+    variables = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(TimeoutError, match="still locked"), lock(tmp_path / "l", timeout=0.2, message="waiting"):
+            pass
+        assert capsys.readouterr().err == "waiting\n"
+        holder.kill()  # the system frees the lock of a dead process
     with lock(tmp_path / "l", timeout=5):
         pass
 
