@@ -207,12 +207,13 @@ def build_loader(
     resize = resize or (image_size + 32 if image_size >= 64 else image_size)
     if resize < image_size:
         raise ValueError(f"resize {resize} is smaller than image_size {image_size}")
-    splits = data if isinstance(data, dict) else open_data(data, home=home, tolerant=tolerant)
-    if split not in splits:
-        raise DataError(
-            f"{data if not isinstance(data, dict) else 'the data'}: no split {split!r}, only {list(splits)}"
-        )
-    chosen = splits[split]
+    if not isinstance(data, dict):
+        # DALI cannot pass over a bad file in the middle of a batch, so all must be known before.
+        check = "full" if tolerant and backend.startswith("dali") else "headers"
+        data = open_data(data, home=home, tolerant=tolerant, check=check)
+    if split not in data:
+        raise DataError(f"the data has no split {split!r}, only {', '.join(data)}")
+    chosen = data[split]
     device = torch.device(device)
     plan = Plan(len(chosen), batch_size, train, seed, world_rank, world_size)
     loader: Loader
