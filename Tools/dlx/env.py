@@ -115,14 +115,17 @@ def ensure(env: Env) -> Env:
         if env.folder.exists():
             print(f"dlx: {env.folder} is broken or was left half-made; making it again", flush=True)
             shutil.rmtree(env.folder)
-        previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a kill cleans up, too
+        # A kill and a closed terminal clean up, too.
+        numbers = (signal.SIGTERM, signal.SIGHUP)
+        previous = [signal.signal(number, lambda received, _: sys.exit(128 + received)) for number in numbers]
         try:
             _make(env)
         except BaseException:
             shutil.rmtree(env.folder, ignore_errors=True)
             raise
         finally:
-            signal.signal(signal.SIGTERM, previous)
+            for number, handler in zip(numbers, previous, strict=True):
+                signal.signal(number, handler)
     return env
 
 
@@ -155,7 +158,7 @@ def _run(env: Env, command: list[str], log: BinaryIO, what: str) -> None:
     """Run one step with its output in the log and its progress on the screen; EnvError carries the log's tail."""
     variables = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "PIP_USER", "PIP_TARGET")}
     variables |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1"}
-    progress = Progress(env)
+    progress = Progress(env, what)
     tail: deque[str] = deque(maxlen=LOG_TAIL)
     process = subprocess.Popen(
         command, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -194,24 +197,23 @@ def _run(env: Env, command: list[str], log: BinaryIO, what: str) -> None:
 class Progress:
     """pip's progress: one line that updates itself on a terminal, a line per step elsewhere."""
 
-    def __init__(self, env: Env) -> None:
+    def __init__(self, env: Env, what: str) -> None:
         self.env = env
         self.terminal = sys.stdout.isatty()
         self.started = time.monotonic()
         self.packages = 0
         self.installing = 0
-        self.text = "starting"
+        self.text = what
 
     def line(self, line: str) -> None:
         """Take one line of pip's output."""
         words = line.split()
         if line.startswith(("Collecting ", "Processing ")):
             self.packages += 1
-            name = re.sub(r"-(py|cp)\d.*\.whl$", "", words[1].split(";")[0].rsplit("/", 1)[-1])
-            self._say(f"package {self.packages}: {name}")
+            self._say(f"package {self.packages}: {_short(words[1])}")
         elif line.strip().startswith("Downloading") and "(" in line:
             size = line[line.rindex("(") :]
-            self._say(f"package {self.packages}: {words[1].rsplit('/', 1)[-1]} {size}", quiet=True)
+            self._say(f"package {self.packages}: {_short(words[1])} {size}", quiet=True)
         elif line.strip().startswith("Building wheel"):
             self._say(line.strip().lower())
         elif line.startswith("Installing collected packages"):
@@ -239,6 +241,11 @@ class Progress:
         self.text = text
         if not self.terminal and not quiet:
             print(f"  {time.monotonic() - self.started:4.0f} s  {text}", flush=True)
+
+
+def _short(requirement: str) -> str:
+    """Name and version in what pip prints: a requirement, or the path of a wheel."""
+    return re.sub(r"-(py|cp)\d.*\.whl$", "", requirement.split(";")[0].rsplit("/", 1)[-1])
 
 
 def _die_with_parent() -> None:

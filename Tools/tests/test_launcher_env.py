@@ -67,9 +67,9 @@ def test_two_launchers_at_once_make_it_once(tree):
     assert "".join(outputs).count("waiting for it") == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_killed_while_making(tree, number):
-    """kill -9 leaves a folder without a stamp, which the next launcher makes again; SIGTERM leaves nothing."""
+    """kill -9 leaves a folder without a stamp, which is made again; what can be caught leaves nothing."""
     tree.task()
     folder = tree.env_folder()
     process = subprocess.Popen(tree.command("env", "make", "Alpha"), env=tree.environment(), stdout=subprocess.DEVNULL)
