@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,18 @@ def test_other_systems_are_told_and_can_go_on(programs, monkeypatch, tmp_path):
     ]:
         (tmp_path / "os-release").write_text(text)
         assert system.is_debian_like(tmp_path / "os-release") == answer
+
+
+@pytest.mark.container
+def test_an_image_is_really_built(tree):
+    """With whatever engine is on this machine, without a network: the base is empty."""
+    try:
+        engine = container.choose()
+    except container.ContainerError as error:
+        pytest.skip(str(error))
+    tree.task()
+    tree.write("PyTorch/Area/Alpha/Dockerfile", "ARG FROM_IMAGE_NAME=a:b\nFROM ${FROM_IMAGE_NAME}\nCOPY Tools Tools\n")
+    options = ["--engine", engine, "--tag", "localhost/dlx-test:latest", "--build-arg", "FROM_IMAGE_NAME=scratch"]
+    done = tree.dlx("build", "Alpha", *options, HOME=os.environ["HOME"])
+    assert done.returncode == 0, done.stdout
+    subprocess.run([engine, "rmi", "localhost/dlx-test:latest"], capture_output=True, check=True)
