@@ -56,7 +56,7 @@ class BatchNormAct(nn.BatchNorm2d):
             return fused_norm.batch_norm_act(x, self, residual)
         y = self.normalize(x)
         if residual is not None:
-            y = y + (residual.norm.normalize(residual.x) if isinstance(residual, Pending) else residual)
+            y = y + (residual.finish() if isinstance(residual, Pending) else residual)
         return ACTIVATIONS[self.act](y)
 
     def fork(self, x: Tensor, residual: Tensor | Pending | None = None) -> tuple[Tensor, Tensor]:
@@ -83,6 +83,9 @@ class Pending:
     def __init__(self, x: Tensor, norm: BatchNormAct):
         self.x, self.norm = x, norm
 
+    def finish(self) -> Tensor:
+        return self.norm.normalize(self.x)
+
 
 def set_fused(model: nn.Module, fused: bool | None) -> nn.Module:
     """Select the Triton kernels (True or None: where they apply) or plain PyTorch (False) in every norm of a model."""
@@ -91,12 +94,3 @@ def set_fused(model: nn.Module, fused: bool | None) -> nn.Module:
             module.fused = fused
     return model
 
-
-def fold_batch_norm(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
-    """Weight and bias of the convolution that equals ``norm(conv(x))`` in evaluation mode, computed in float64."""
-    scale = norm.weight.double() * torch.rsqrt(norm.running_var.double() + norm.eps)
-    weight = conv.weight.double() * scale.view(-1, 1, 1, 1)
-    bias = norm.bias.double() - norm.running_mean.double() * scale
-    if conv.bias is not None:
-        bias = bias + conv.bias.double() * scale
-    return weight.to(conv.weight.dtype), bias.to(conv.weight.dtype)

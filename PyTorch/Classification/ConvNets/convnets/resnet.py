@@ -88,10 +88,10 @@ class Bottleneck(nn.Module):
         self.conv1, self.bn1 = conv(in_channels, width, 1), BatchNormAct(width)
         self.conv2, self.bn2 = conv(width, width, 3, stride, config.groups), BatchNormAct(width)
         self.conv3 = conv(width, self.out_channels, 1)
+        self.bn3 = BatchNormAct(self.out_channels, act="none" if config.se_ratio else "relu")
         self.se = None
         if config.se_ratio:
             self.se = SqueezeExcitation(self.out_channels, self.out_channels // config.se_ratio)
-        self.bn3 = BatchNormAct(self.out_channels, act="none" if self.se else "relu")
         self.downsample = None
         if stride != 1 or in_channels != self.out_channels:
             self.downsample = Downsample(in_channels, self.out_channels, stride)
@@ -103,12 +103,12 @@ class Bottleneck(nn.Module):
         if self.se is None:
             return self.bn3.fork(self.conv3(out), residual)
         if isinstance(residual, Pending):
-            residual = residual.norm(residual.x)
+            residual = residual.finish()
         out = F.relu(self.se(self.bn3(self.conv3(out))) + residual)
         return out, out
 
 
-class Stem(nn.Module):
+class Stem:
     """7x7 stride-2 convolution whose three input channels are first folded into twelve.
 
     A GPU's matrix units want channels in multiples of eight; three are padded and waste most of the work. Moving each
@@ -117,7 +117,13 @@ class Stem(nn.Module):
     """
 
     @staticmethod
-    def convolve(x: Tensor, weight: Tensor) -> Tensor:
+    def applies(x: Tensor) -> bool:
+        """On GPUs, for even sizes; exported graphs keep the plain convolution."""
+        even = x.shape[1] == 3 and x.shape[2] % 2 == 0 and x.shape[3] % 2 == 0
+        return x.is_cuda and even and not torch.compiler.is_exporting()
+
+    @staticmethod
+    def convolve(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x: N 3 H W (even H, W), weight: C 3 7 7 -> N C H/2 W/2."""
         # Row 2i + k - 3 of the input, k = 0..6, is row 2(i - 2 + q) + r with k + 1 = 2q + r: pad the kernel by one in
         # front to 8x8, then the same unshuffle orders both operands, with two blocks of padding before and one after.
@@ -126,6 +132,7 @@ class Stem(nn.Module):
         return F.conv2d(
             folded.contiguous(memory_format=torch.channels_last),
             kernel.contiguous(memory_format=torch.channels_last),
+            bias,
         )
 
 
@@ -167,8 +174,7 @@ class ResNet(nn.Module):
     def stem(self, x: Tensor) -> Tensor:
         if self.config.stem != "imagenet":
             return self.bn1(self.conv1(x))
-        foldable = x.shape[1] == 3 and x.shape[2] % 2 == 0 and x.shape[3] % 2 == 0
-        if x.is_cuda and foldable and not torch.compiler.is_exporting():
+        if isinstance(self.conv1, nn.Conv2d) and Stem.applies(x):
             return self.bn1.pooled(Stem.convolve(x, self.conv1.weight))
         return self.bn1.pooled(self.conv1(x))
 

@@ -85,7 +85,7 @@ def train_step(state: TrainState, batch: Batch, mix: Tensor | None = None) -> Te
     state.optimizer.zero_grad(set_to_none=True)
     loss = accumulate_gradients(state, batch, mix)
     if state.scaler:
-        state.scaler.step(state.optimizer, state.model)
+        state.scaler.step(state.optimizer)
     else:
         state.optimizer.step()
     if state.ema:
@@ -104,8 +104,6 @@ class GraphedStep:
     WARMUP = 3
 
     def __init__(self, state: TrainState, batch: Batch, mixes: bool = False):
-        if state.scaler is not None and state.scaler.enabled:
-            raise ValueError("a dynamic loss scale cannot be captured; use precision bf16 or the eager step")
         self.state = state
         self.inputs = [(images.clone(memory_format=torch.preserve_format), labels.clone()) for images, labels in batch]
         self.mix = torch.ones((), device=batch[0][0].device) if mixes else None
@@ -134,12 +132,13 @@ class GraphedStep:
             parameter: {key: value.clone() for key, value in entry.items() if isinstance(value, Tensor)}
             for parameter, entry in self.state.optimizer.state.items()
         }
-        return values, optimizer, self.state.step, torch.cuda.get_rng_state()
+        scale = self.state.scaler.state_dict() if self.state.scaler else {}
+        return values, optimizer, scale, self.state.step, torch.cuda.get_rng_state()
 
     @torch.no_grad()
     def _restore(self, snapshot: tuple) -> None:
         """Put back all values in place: the graph holds the addresses."""
-        values, optimizer, step, random_state = snapshot
+        values, optimizer, scale, step, random_state = snapshot
         for tensor, value in zip(self._tensors(), values, strict=True):
             tensor.copy_(value)
         for parameter, entry in self.state.optimizer.state.items():
@@ -147,6 +146,8 @@ class GraphedStep:
                 if isinstance(value, Tensor):
                     old = optimizer.get(parameter, {}).get(key)
                     value.zero_() if old is None else value.copy_(old)
+        if self.state.scaler:
+            self.state.scaler.load_state_dict(scale)
         self.state.step = step
         torch.cuda.set_rng_state(random_state)
 

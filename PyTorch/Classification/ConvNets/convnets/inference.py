@@ -1,0 +1,111 @@
+"""Models made ready for inference: batch norms folded into convolutions, low precision, CUDA graph.
+
+Folding is exact algebra: ``norm(conv(x)) = conv'(x)`` with ``w' = w * gain / deviation``. On a GPU the sum with the
+shortcut and the ReLU then happen inside cuDNN's convolution, so each activation map is written once and never re-read
+for a norm.
+
+N batch, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .norm import ACTIVATIONS, BatchNormAct, Pending
+from .resnet import Stem
+
+
+class ConvAct(nn.Module):
+    """``act(conv(x) + bias + residual)``: takes the place of a BatchNormAct, with its convolution inside."""
+
+    def __init__(self, convolution: nn.Conv2d, norm: BatchNormAct):
+        super().__init__()
+        scale = norm.weight.double() * torch.rsqrt(norm.running_var.double() + norm.eps)
+        weight = convolution.weight.double() * scale.view(-1, 1, 1, 1)
+        bias = norm.bias.double() - norm.running_mean.double() * scale
+        if convolution.bias is not None:
+            bias = bias + convolution.bias.double() * scale
+        self.conv = copy.deepcopy(convolution)
+        self.conv.weight = nn.Parameter(weight.to(convolution.weight.dtype), requires_grad=False)
+        self.conv.bias = nn.Parameter(bias.to(convolution.weight.dtype), requires_grad=False)
+        self.act = norm.act
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """Without the activation: what a shortcut's norm gives."""
+        if self.conv.kernel_size == (7, 7) and Stem.applies(x):
+            return Stem.convolve(x, self.conv.weight, self.conv.bias)
+        return self.conv(x)
+
+    def forward(self, x: Tensor, residual: Tensor | Pending | None = None) -> Tensor:
+        if isinstance(residual, Pending):
+            residual = residual.finish()
+        if self._fuses(x):
+            conv = self.conv
+            place = (conv.stride, conv.padding, conv.dilation, conv.groups)
+            if residual is None:
+                return torch.cudnn_convolution_relu(x, conv.weight, conv.bias, *place)
+            return torch.cudnn_convolution_add_relu(x, conv.weight, residual, 1.0, conv.bias, *place)
+        y = self.normalize(x)
+        return ACTIVATIONS[self.act](y if residual is None else y + residual)
+
+    def _fuses(self, x: Tensor) -> bool:
+        return (
+            x.is_cuda
+            and self.act == "relu"
+            and type(self.conv) is nn.Conv2d
+            and self.conv.kernel_size != (7, 7)
+            and not torch.compiler.is_compiling()
+            and not torch.is_grad_enabled()
+        )
+
+    def fork(self, x: Tensor, residual: Tensor | Pending | None = None) -> tuple[Tensor, Tensor]:
+        y = self(x, residual)
+        return y, y
+
+    def pooled(self, x: Tensor) -> Tensor:
+        return F.max_pool2d(self(x), kernel_size=3, stride=2, padding=1)
+
+
+def fold(model: nn.Module) -> nn.Module:
+    """A copy in evaluation mode in which each BatchNormAct that follows a convolution has taken it in."""
+    model = copy.deepcopy(model).eval()
+    for parent in list(model.modules()):
+        previous: tuple[str, nn.Module] | None = None
+        for name, child in list(parent.named_children()):
+            if isinstance(child, BatchNormAct) and previous and isinstance(previous[1], nn.Conv2d):
+                setattr(parent, name, ConvAct(previous[1], child))
+                setattr(parent, previous[0], nn.Identity())
+            previous = (name, child)
+    return model.requires_grad_(False)
+
+
+class GraphedModel:
+    """A model captured as a CUDA graph for one input shape. The output is overwritten by the next call."""
+
+    def __init__(self, model: nn.Module, example: Tensor, warmup: int = 3):
+        self.input = example.clone(memory_format=torch.preserve_format)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), torch.inference_mode():
+            for _ in range(warmup):
+                model(self.input)
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph), torch.inference_mode():
+            self.output = model(self.input)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        if images.shape != self.input.shape:
+            raise ValueError(f"captured for shape {tuple(self.input.shape)}, got {tuple(images.shape)}")
+        self.input.copy_(images, non_blocking=True)
+        self.graph.replay()
+        return self.output
+
+
+def optimize(model: nn.Module, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """Folded, in ``dtype`` and channels_last. Call it under ``torch.inference_mode()``."""
+    return fold(model).to(dtype=dtype, memory_format=torch.channels_last)
