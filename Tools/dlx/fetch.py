@@ -317,7 +317,8 @@ def download(
                 retry = error.code >= 500 or error.code in (408, 429)
             except (OSError, EOFError, ValueError, http.client.HTTPException) as error:  # URLError, time-outs: OSError
                 reason = f"{url}: {getattr(error, 'reason', None) or error or type(error).__name__}"
-                retry = not isinstance(error, ValueError)
+                missing = isinstance(getattr(error, "reason", None), FileNotFoundError)  # of a file: URL
+                retry = not missing and not isinstance(error, ValueError)
             only_wrong = False
             if not retry or attempt == attempts - 1:
                 failures.append(reason)

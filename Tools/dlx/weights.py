@@ -17,6 +17,7 @@ import difflib
 import json
 import os
 import pickle
+import struct
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -264,8 +265,10 @@ def load_state_dict(path: str | os.PathLike[str], key: str | None = None) -> dic
         from safetensors.torch import load_file
 
         content: Any = load_file(path, device="cpu")
-    else:
+    elif head[:4] == b"PK\x03\x04" or head[:1] == b"\x80":  # torch's format since 1.6, and the one before
         content = _safe_load(path)
+    else:
+        raise ValueError(f"{path}: neither a safetensors nor a torch file (it starts with {head!r})")
     tensors = _model_tensors(content, key, path)
     if all(name.startswith("module.") for name in tensors):
         tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
@@ -292,8 +295,9 @@ def _safe_load(path: Path) -> Any:
             "If you trust where it comes from, convert it once to tensors only:\n"
             f"  python -m dlx.weights convert --trust {path} {path.with_suffix('.safetensors')}"
         ) from error
-    except (RuntimeError, EOFError) as error:
-        raise ValueError(f"{path}: not a readable checkpoint ({str(error).splitlines()[0]})") from error
+    except (RuntimeError, EOFError, LookupError, TypeError, AttributeError, struct.error) as error:
+        reason = next(iter(str(error).splitlines()), "it is cut short")  # torch lets all of these through
+        raise ValueError(f"{path}: not a readable checkpoint ({reason})") from error
 
 
 def _model_tensors(content: Any, key: str | None, path: Path) -> dict[str, torch.Tensor]:
