@@ -42,8 +42,9 @@ def command(task: Task, engine: str, tag: str = "", build_args: list[str] = (), 
     for pair in build_args:
         if not re.match(r"[A-Za-z_]\w*=", pair):
             raise ContainerError(f"--build-arg {pair!r}: must be NAME=VALUE")
-    # chroot isolation needs no privileges and no runtime, so a build works inside a container, too.
-    start = ["buildah", "build", "--isolation", os.environ.get("BUILDAH_ISOLATION", "chroot")]
+    # chroot isolation needs no privileges and no runtime, so a build works inside a container, too; --layers keeps the
+    # installed requirements for the next build, as the other engines do by themselves.
+    start = ["buildah", "build", "--layers", "--isolation", os.environ.get("BUILDAH_ISOLATION", "chroot")]
     arguments = start if engine == "buildah" else [engine, "build"]
     arguments += ["--file", str(dockerfile), "--tag", tag or default_tag(task)]
     for pair in build_args:

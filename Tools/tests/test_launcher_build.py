@@ -72,7 +72,7 @@ def test_calls_that_cannot_be(tree):
     tree.write("PyTorch/Area/Alpha/Dockerfile", "FROM scratch\n")
     with pytest.raises(container.ContainerError, match="must be NAME=VALUE"):
         container.command(task, "podman", build_args=["NAME"])
-    assert container.command(task, "buildah")[:4] == ["buildah", "build", "--isolation", "chroot"]
+    assert container.command(task, "buildah")[:5] == ["buildah", "build", "--layers", "--isolation", "chroot"]
     assert "dlx/alpha:latest" in container.command(task, "docker")
 
 
