@@ -1,6 +1,7 @@
 """dlx.bench: counts calls exactly, refuses warm-up that outweighs the measurement, and compares in turns."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -83,7 +84,8 @@ def test_works_without_torch():
         "import sys\nsys.modules['torch'] = None\nfrom dlx.bench import measure\n"
         "print(measure(lambda: None, warmup=1, iterations=5).iterations)"
     )
-    environment = {"PYTHONPATH": str(Path(dlx.bench.__file__).parents[1])}
+    path = os.pathsep.join([str(Path(dlx.bench.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.stdout == "5\n", done.stderr
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,9 @@ torch = pytest.importorskip("torch")
 import dlx.checkpoint as checkpoint  # noqa: E402
 from dlx.checkpoint import CheckpointError, Checkpoints, StopSignal, load, rng_state, set_rng_state  # noqa: E402
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(checkpoint.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+TOOLS = str(Path(checkpoint.__file__).parents[1])
+PATH = os.pathsep.join(filter(None, [TOOLS, os.environ.get("PYTHONPATH")]))
+ENVIRONMENT = {**os.environ, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"}
 
 
 def weights(value=0.0):
@@ -151,94 +152,106 @@ def test_a_full_disk_leaves_the_last_good_one(tmp_path):
     assert names(tmp_path) == ["last", "step_00000001"] and Checkpoints(tmp_path).latest().name == "step_00000001"
 
 
-SAVE_FOREVER = """
-import itertools, sys, torch
-from dlx.checkpoint import Checkpoints
-checkpoints = Checkpoints(sys.argv[1], keep=2)
-start = int(sys.argv[2])
+KILL_SAVES = """
+import itertools, os, random, signal, sys, time, warnings
+import torch
+from dlx.checkpoint import Checkpoints, load
+
+folder, rounds = sys.argv[1], int(sys.argv[2])
+checkpoints = Checkpoints(folder, keep=2)
 big = torch.ones(500_000)
-for step in itertools.count(start):
-    w = big * step
-    checkpoints.save(step, model={"model": {"w": w}, "ema": {"w": w}}, state={"m": w}, best=step % 3 == 0)
-    print(step, flush=True)
+
+def save_forever(step, confirm):
+    for step in itertools.count(step):
+        w = big * step
+        checkpoints.save(step, model={"model": {"w": w}, "ema": {"w": w}}, state={"m": w}, best=step % 3 == 0)
+        os.write(confirm, b"%d " % step)
+
+generator = random.Random(0)
+warnings.simplefilter("error")  # not even a damaged one that is passed over
+step = interrupted = 1
+for _ in range(rounds):
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        save_forever(step, write)
+    os.close(write)
+    confirmed = int(os.read(read, 100).split()[-1])
+    time.sleep(generator.uniform(0.0, 0.1))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    confirmed = int((os.read(read, 100000).split() or [confirmed])[-1])
+    os.close(read)
+    interrupted += any(name.endswith(".tmp") for name in os.listdir(folder))
+    loaded = checkpoints.resume("auto")
+    assert loaded.step in (confirmed, confirmed + 1), (loaded.step, confirmed)
+    assert all(bool((tensor == loaded.step).all()) for tensor in (loaded.model["ema"]["w"], loaded.state["m"]))
+    assert load(checkpoints.best()).step % 3 == 0 if checkpoints.best() else loaded.step < 4
+    step = loaded.step + 1
+checkpoints.save(step, model={"model": {"w": big}})
+print(interrupted - 1)
 """
 
 
 def test_kill_9_in_the_middle_of_a_save(tmp_path):
-    """Killed at random moments, it always leaves a whole checkpoint at least as new as the last it confirmed."""
-    generator = random.Random(0)
-    step, interrupted = 1, 0
-    checkpoints = Checkpoints(tmp_path)
-    for _ in range(6):
-        process = subprocess.Popen(
-            [sys.executable, "-c", SAVE_FOREVER, str(tmp_path), str(step)],
-            env=ENVIRONMENT, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        confirmed = int(process.stdout.readline())
-        time.sleep(generator.uniform(0.0, 0.25))
-        process.send_signal(signal.SIGKILL)
-        rest = process.stdout.read().split()
-        process.wait()
-        confirmed = int(rest[-1]) if rest else confirmed
-        interrupted += any(path.name.endswith(".tmp") for path in tmp_path.iterdir())
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # not even a damaged one that is passed over
-            loaded = checkpoints.resume("auto")
-        assert loaded.step in (confirmed, confirmed + 1)
-        assert bool((loaded.model["ema"]["w"] == loaded.step).all() and (loaded.state["m"] == loaded.step).all())
-        assert load(checkpoints.best()).step % 3 == 0 if checkpoints.best() else loaded.step < 4
-        step = loaded.step + 1
-    assert interrupted >= 2  # the kills did hit saves
-    checkpoints.save(step, model=weights())
-    assert not [name for name in names(tmp_path) if name.endswith(".tmp")]
+    """Killed at random moments, a process always leaves a whole checkpoint, as new as the last that it confirmed."""
+    command = [sys.executable, "-c", KILL_SAVES, str(tmp_path), "12"]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 4  # the kills did hit saves
+    assert not [path.name for path in tmp_path.iterdir() if path.name.endswith(".tmp")]
 
 
 TRAIN = """
 import sys, torch, random, numpy as np
 from dlx.checkpoint import Checkpoints, rng_state, set_rng_state, unwrap
 from dlx.dist import TrainOrder, seed_everything
-folder, first, last = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-seed_everything(1)
-data = torch.randn(40, 8)
-torch.manual_seed(5)
-nn = torch.nn
-model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 4))
-ema = {key: value.clone() for key, value in model.state_dict().items()}
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, amsgrad=True)
-scheduler = torch.optim.lr_scheduler.SequentialLR(optimizer, [
-    torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2),
-    torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 3])], milestones=[2])
-order = TrainOrder(40, seed=3)
-checkpoints = Checkpoints(folder)
-loaded = checkpoints.resume("auto")
-seen, epoch, position = [], 0, 0
-if loaded:
-    assert loaded.step == first
-    model.load_state_dict(loaded.model["model"])
-    ema = loaded.model["ema"]
-    optimizer.load_state_dict(loaded.state["optimizer"])
-    scheduler.load_state_dict(loaded.state["scheduler"])
-    seen, epoch, position = loaded.state["seen"], loaded.state["epoch"], loaded.state["position"]
-    set_rng_state(loaded.state["rng"])
-for step in range(first, last):
-    order.set_epoch(epoch, position)
-    batch = list(order)[:16]
-    position += 16
-    if len(batch) < 16:
-        epoch, position = epoch + 1, 16
-        order.set_epoch(epoch)
+def train(folder, first, last):
+    seed_everything(1)
+    data = torch.randn(40, 8)
+    torch.manual_seed(5)
+    nn = torch.nn
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 4))
+    ema = {key: value.clone() for key, value in model.state_dict().items()}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, amsgrad=True)
+    scheduler = torch.optim.lr_scheduler.SequentialLR(optimizer, [
+        torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2),
+        torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 3])], milestones=[2])
+    order = TrainOrder(40, seed=3)
+    checkpoints = Checkpoints(folder)
+    loaded = checkpoints.resume("auto")
+    seen, epoch, position = [], 0, 0
+    if loaded:
+        assert loaded.step == first
+        model.load_state_dict(loaded.model["model"])
+        ema = loaded.model["ema"]
+        optimizer.load_state_dict(loaded.state["optimizer"])
+        scheduler.load_state_dict(loaded.state["scheduler"])
+        seen, epoch, position = loaded.state["seen"], loaded.state["epoch"], loaded.state["position"]
+        set_rng_state(loaded.state["rng"])
+    for step in range(first, last):
+        order.set_epoch(epoch, position)
         batch = list(order)[:16]
-    seen.append(batch)
-    noise = random.random() + np.random.rand()
-    optimizer.zero_grad()
-    (model(data[batch] + noise) ** 2).mean().backward()
-    optimizer.step()
-    scheduler.step()
-    for key, value in model.state_dict().items():
-        ema[key] = ema[key].lerp(value, 0.1) if value.is_floating_point() else value.clone()
-checkpoints.save(last, model={"model": model.state_dict(), "ema": ema}, state={
-    "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(), "seen": seen, "epoch": epoch,
-    "position": position, "rng": rng_state()})
+        position += 16
+        if len(batch) < 16:
+            epoch, position = epoch + 1, 16
+            order.set_epoch(epoch)
+            batch = list(order)[:16]
+        seen.append(batch)
+        noise = random.random() + np.random.rand()
+        optimizer.zero_grad()
+        (model(data[batch] + noise) ** 2).mean().backward()
+        optimizer.step()
+        scheduler.step()
+        for key, value in model.state_dict().items():
+            ema[key] = ema[key].lerp(value, 0.1) if value.is_floating_point() else value.clone()
+    checkpoints.save(last, model={"model": model.state_dict(), "ema": ema}, state={
+        "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(), "seen": seen, "epoch": epoch,
+        "position": position, "rng": rng_state()})
+
+for run in sys.argv[1:]:
+    folder, first, last = run.split(":")
+    train(folder, int(first), int(last))
 """
 
 
@@ -255,15 +268,13 @@ def equal(a, b):
 
 
 def test_resumed_is_the_uninterrupted_run_bit_for_bit(tmp_path):
-    def run(folder, first, last):
-        command = [sys.executable, "-c", TRAIN, str(tmp_path / folder), str(first), str(last)]
-        return subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    def run(*runs):
+        command = [sys.executable, "-c", TRAIN, *runs]
+        done = subprocess.run(command, env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
 
-    straight, half = run("straight", 0, 6), run("resumed", 0, 3)
-    assert half.wait() == 0, half.stderr.read()
-    rest = run("resumed", 3, 6)
-    assert straight.wait() == 0, straight.stderr.read()
-    assert rest.wait() == 0, rest.stderr.read()
+    run("straight:0:6", "resumed:0:3")
+    run("resumed:3:6")
     one, two = load(tmp_path / "straight" / "step_00000006"), load(tmp_path / "resumed" / "step_00000006")
     assert len(one.state["seen"]) == 6
     for key in one.state:
@@ -295,7 +306,9 @@ def test_tied_strided_and_wrapped_tensors(tmp_path):
 def test_unwrap():
     inner = torch.nn.Linear(1, 1)
     assert checkpoint.unwrap(torch.nn.DataParallel(inner)) is inner and checkpoint.unwrap(inner) is inner
-    assert checkpoint.unwrap(torch.compile(inner)) is inner
+    compiled = torch.nn.Module()  # as torch.compile wraps; the real one takes seconds to import
+    compiled._orig_mod = torch.nn.DataParallel(inner)
+    assert checkpoint.unwrap(compiled) is inner
 
 
 def test_state_of_every_plain_kind(tmp_path):
@@ -399,3 +412,24 @@ def test_stop_signal():
     thread.start()
     thread.join()
     assert result == [False]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_run_on_the_gpu_loads_on_the_cpu_and_goes_on_there(tmp_path):
+    model = torch.nn.Linear(3, 4).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    model(torch.ones(1, 3, device="cuda")).sum().backward()
+    optimizer.step()
+    state = {"optimizer": optimizer.state_dict(), "rng": rng_state()}
+    expected = torch.rand(2, device="cuda").tolist()
+    loaded = load(Checkpoints(tmp_path).save(1, model={"model": model.state_dict()}, state=state))
+    assert {tensor.device.type for tensor in loaded.model["model"].values()} == {"cpu"}
+    set_rng_state(loaded.state["rng"])
+    assert torch.rand(2, device="cuda").tolist() == expected
+    other = torch.nn.Linear(3, 4)
+    other.load_state_dict(loaded.model["model"])
+    other_optimizer = torch.optim.AdamW(other.parameters())
+    other_optimizer.load_state_dict(loaded.state["optimizer"])
+    assert other.weight.equal(model.weight.cpu())
+    assert other_optimizer.state[other.weight]["exp_avg"].equal(optimizer.state[model.weight]["exp_avg"].cpu())

@@ -255,7 +255,8 @@ def test_a_program_prints_one_line_and_exits_with_2(folder):
     )
     (folder / "program.py").write_text(code)
     options = {"capture_output": True, "text": True}
-    options["env"] = {**os.environ, "PYTHONPATH": str(Path(config_module.__file__).parents[1])}
+    tools = str(Path(config_module.__file__).parents[1])
+    options["env"] = {**os.environ, "PYTHONPATH": os.pathsep.join([tools, os.environ.get("PYTHONPATH", "")])}
     good = subprocess.run([sys.executable, "program.py", "--n", "3"], **options)
     assert good.stdout == "3\n", good.stderr
     bad = subprocess.run([sys.executable, "program.py", "--m", "3"], **options)

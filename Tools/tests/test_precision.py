@@ -188,3 +188,40 @@ def test_no_wait_for_the_gpu_with_a_fused_optimiser():
     assert same(before, list(model.parameters())) and scaler.value == 32768 and scaler.last_skipped
     with pytest.raises(NonFiniteError, match="gradient 'weight'"):
         run(bad)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_captured_step_skips_and_adapts():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 4).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True, capturable=True)
+    scaler = LossScaler(model.named_parameters())
+    data, inject = torch.ones(2, 3, device="cuda"), torch.zeros((), device="cuda")
+
+    def run():
+        optimizer.zero_grad(set_to_none=False)
+        with torch.autocast("cuda", torch.float16, cache_enabled=False):
+            loss = model(data).square().mean()
+        scaler.scale(loss).backward()
+        model.weight.grad[0, 0].add_(inject)
+        scaler.step(optimizer)
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    before = [p.detach().clone() for p in model.parameters()]
+    graph.replay()
+    assert not same(before, list(model.parameters())) and not scaler.last_skipped
+    before = [p.detach().clone() for p in model.parameters()]
+    inject.fill_(math.inf)
+    graph.replay()
+    assert same(before, list(model.parameters())) and scaler.value == 32768 and scaler.skipped == 1
+    inject.zero_()
+    graph.replay()
+    assert not same(before, list(model.parameters())) and scaler.value == 32768

@@ -1,6 +1,7 @@
 """dlx.report: one file that stands alone, shows everything the record holds, and embeds nothing from elsewhere."""
 
 import math
+import os
 import re
 import subprocess
 import sys
@@ -162,7 +163,8 @@ def test_numbers(value, text):
 
 def test_command_line(tmp_path):
     make(tmp_path).finish().save(tmp_path)
-    environment = {"PYTHONPATH": str(Path(dlx.__file__).parents[1])}
+    path = os.pathsep.join([str(Path(dlx.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
     command = [sys.executable, "-m", "dlx.report"]
     done = subprocess.run([*command, str(tmp_path)], env=environment, capture_output=True, text=True)
     assert done.stdout == f"{tmp_path / 'report.html'}\n", done.stderr
