@@ -18,9 +18,7 @@ import argparse
 import dataclasses
 import difflib
 import functools
-import json
 import os
-import re
 import shutil
 import sys
 import types
@@ -28,9 +26,9 @@ import typing
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
+from .configfile import ConfigError, Entry, read_config, show, to_text
 from .files import atomic_write
 
 __all__ = ["ConfigError", "field", "from_dict", "parse", "save", "to_dict"]
@@ -43,10 +41,6 @@ _BOUNDS = {
     "le": (lambda value, bound: value <= bound, "at most"),
     "lt": (lambda value, bound: value < bound, "less than"),
 }
-
-
-class ConfigError(ValueError):
-    """A configuration that cannot be used; the message is one line and names where the value came from."""
 
 
 def field(
@@ -102,10 +96,10 @@ def parse(
         if "help" in actions:
             sys.stdout.write(schema.help(prog, description, configs_dir))
             raise SystemExit(0)
-        entries: dict[str, _Entry] = {}
+        entries: dict[str, Entry] = {}
         for name in config_names:
-            entries.update(_read_config(_find_config(name, configs_dir)))
-        entries.update({key: _Entry(text, COMMAND_LINE) for key, text in pairs})
+            entries.update(read_config(_find_config(name, configs_dir)))
+        entries.update({key: Entry(text, COMMAND_LINE) for key, text in pairs})
         config = schema.build(entries)
         if "print_config" in actions:
             sys.stdout.write(schema.to_yaml(config))
@@ -120,7 +114,7 @@ def parse(
 def from_dict(config_class: type[T], values: dict[str, Any], source: str = "configuration") -> T:
     """Build and check `config_class` from plain values, such as those in a checkpoint; errors call them `source`."""
     schema = _Schema(config_class)
-    return schema.build({key: _Entry(value, source) for key, value in values.items()})
+    return schema.build({key: Entry(value, source) for key, value in values.items()})
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -134,14 +128,6 @@ def save(config: Any, path: str | os.PathLike) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- fields
-
-
-@dataclasses.dataclass(frozen=True)
-class _Entry:
-    """A value as written (a string from the command line, any YAML value from a file) and where it was written."""
-
-    value: Any
-    source: str
 
 
 class _Schema:
@@ -206,10 +192,10 @@ class _Schema:
             parts.append(" and ".join(bounds))
         if metadata.get("choices"):
             parts.append("one of " + ", ".join(map(str, metadata["choices"])))
-        note = "required" if default is dataclasses.MISSING else f"default: {_yaml_text(_plain(default))}"
+        note = "required" if default is dataclasses.MISSING else f"default: {to_text(_plain(default))}"
         return f"{'; '.join(parts)} ({note})".replace("%", "%%")
 
-    def build(self, entries: dict[str, _Entry]) -> Any:
+    def build(self, entries: dict[str, Entry]) -> Any:
         """Check every entry and construct the dataclass. Raises ConfigError."""
         parser = self.parser()
         values = {name: self._check(name, entry, parser) for name, entry in entries.items()}
@@ -223,7 +209,7 @@ class _Schema:
         except ValueError as error:  # a check across fields in __post_init__
             raise ConfigError(str(error)) from error
 
-    def _check(self, name: str, entry: _Entry, parser: ArgumentParser) -> Any:
+    def _check(self, name: str, entry: Entry, parser: ArgumentParser) -> Any:
         if name not in self.fields:
             prefix = "--" if entry.source == COMMAND_LINE else ""
             raise ConfigError(
@@ -246,7 +232,7 @@ class _Schema:
         self._check_range(name, value, entry.source)
         return value
 
-    def _type_message(self, name: str, entry: _Entry) -> str:
+    def _type_message(self, name: str, entry: Entry) -> str:
         expected = _describe(self.types[name])
         hint = ""
         if not isinstance(entry.value, str) and _without_none(self.types[name]) is str and entry.value is not None:
@@ -254,7 +240,7 @@ class _Schema:
         literals = typing.get_args(self.types[name]) if typing.get_origin(self.types[name]) is typing.Literal else ()
         if literals and isinstance(entry.value, str):
             hint = _nearest(entry.value, [str(item) for item in literals])
-        return f"{entry.source}: {name}: expected {expected}, got {_show(entry.value)}{hint}"
+        return f"{entry.source}: {name}: expected {expected}, got {show(entry.value)}{hint}"
 
     def _check_range(self, name: str, value: Any, source: str) -> None:
         metadata = self.fields[name].metadata
@@ -265,99 +251,25 @@ class _Schema:
             if choices is not None and item not in choices:
                 hint = _nearest(str(item), [str(choice) for choice in choices])
                 raise ConfigError(
-                    f"{source}: {name}: expected one of {', '.join(map(str, choices))}, got {_show(item)}{hint}"
+                    f"{source}: {name}: expected one of {', '.join(map(str, choices))}, got {show(item)}{hint}"
                 )
             for key, (holds, words) in _BOUNDS.items():
                 bound = metadata.get(key)
                 if bound is not None and not holds(item, bound):
-                    raise ConfigError(f"{source}: {name}: must be {words} {bound:g}, got {_show(item)}")
+                    raise ConfigError(f"{source}: {name}: must be {words} {bound:g}, got {show(item)}")
 
     def to_yaml(self, config: Any) -> str:
         lines = []
         for name, value in to_dict(config).items():
             if name not in self.fields:
                 continue
-            text = _yaml_text(value)
+            text = to_text(value)
             comment = (self.fields[name].metadata.get("help") or "").replace("\n", " ")
             lines.append(f"{f'{name}: {text}':<32}  # {comment}" if comment else f"{name}: {text}")
         return "\n".join(lines) + "\n"
 
 
 # ---------------------------------------------------------------------------------------------------------- files
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.2 scalars: `1e-3` is a number, `12:30` and `no` are strings (PyYAML follows 1.1, where they are not)."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":float", ":int", ":bool", ":timestamp"))]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"^[-+]?(?:(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?|[0-9][0-9_]*[eE][-+]?[0-9]+"
-        r"|\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
-    ),
-    list("-+.0123456789"),
-)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:int", re.compile(r"^[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$"), list("-+0123456789")
-)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
-)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes every string that this loader, or one that follows YAML 1.1, would read as something else."""
-
-
-_Dumper.yaml_implicit_resolvers = {
-    first: _Loader.yaml_implicit_resolvers.get(first, []) + yaml.SafeDumper.yaml_implicit_resolvers.get(first, [])
-    for first in {*_Loader.yaml_implicit_resolvers, *yaml.SafeDumper.yaml_implicit_resolvers}
-}
-
-
-def _read_config(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, _Entry]:
-    """The entries of a file over those of its `base`."""
-    shown = os.path.relpath(path) if not os.path.relpath(path).startswith("..") else str(path)
-    if path.resolve() in seen:
-        raise ConfigError(f"{shown}: base: files refer to each other in a circle: {', '.join(p.name for p in seen)}")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{shown}: cannot be read: {error}") from None
-    loader = _Loader(text)
-    try:
-        root = loader.get_single_node()
-        if root is None:
-            return {}
-        if not isinstance(root, yaml.MappingNode):
-            raise ConfigError(f"{shown}: expected `key: value` lines, got a {root.id}")
-        entries: dict[str, _Entry] = {}
-        for key_node, value_node in root.value:
-            source = f"{shown}:{key_node.start_mark.line + 1}"
-            key = str(loader.construct_object(key_node, deep=True))
-            if key in entries:
-                raise ConfigError(f"{source}: {key}: given twice, first at {entries[key].source}")
-            entries[key] = _Entry(loader.construct_object(value_node, deep=True), source)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f":{mark.line + 1}" if mark else ""
-        raise ConfigError(f"{shown}{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
-    finally:
-        loader.dispose()
-    base = entries.pop("base", None)
-    if base is None:
-        return entries
-    if not isinstance(base.value, str):
-        raise ConfigError(f"{base.source}: base: expected a file name, got {_show(base.value)}")
-    parent = next((p for p in (path.parent / base.value, path.parent / f"{base.value}.yaml") if p.is_file()), None)
-    if parent is None:
-        raise ConfigError(f"{base.source}: base: no such file: {path.parent / base.value}")
-    return {**_read_config(parent, (*seen, path.resolve())), **entries}
 
 
 def _config_names(configs_dir: str | os.PathLike | None) -> list[str]:
@@ -377,13 +289,6 @@ def _find_config(name: str, configs_dir: str | os.PathLike | None) -> Path:
     known = _config_names(configs_dir)
     listing = f" (names: {', '.join(known)})" if known else ""
     raise ConfigError(f"--config {name}: no such file or name{_nearest(Path(name).stem, known)}{listing}")
-
-
-def _yaml_text(value: Any) -> str:
-    """`value` as YAML on one line."""
-    # Inside a list, a scalar of any kind is dumped without a document end marker.
-    text = yaml.dump([value], Dumper=_Dumper, default_flow_style=True, sort_keys=False, width=10**6).strip()[1:-1]
-    return json.dumps(value) if "\n" in text else text
 
 
 # --------------------------------------------------------------------------------------------------- command line
@@ -500,12 +405,6 @@ def _nearest(word: str, known: typing.Iterable[str], prefix: str = "") -> str:
     """`; did you mean 'x'?`, or nothing where no known word is close."""
     matches = difflib.get_close_matches(word.replace("-", "_"), list(known), n=1, cutoff=0.6)
     return f"; did you mean {prefix + matches[0]!r}?" if matches else ""
-
-
-def _show(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return repr(value)
 
 
 def _plain(value: Any) -> Any:
