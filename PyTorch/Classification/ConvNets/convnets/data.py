@@ -249,24 +249,3 @@ def _channels(split: Split) -> int:
     if isinstance(split, memory.Tensors):
         return split.images.shape[-1]
     return split.channels if isinstance(split, memory.Synthetic) else 3
-
-
-def normalize(
-    images: torch.Tensor,
-    mean: torch.Tensor | tuple[float, ...],
-    std: torch.Tensor | tuple[float, ...],
-    dtype: torch.dtype = torch.float32,
-) -> torch.Tensor:
-    """uint8 NCHW -> (images / 255 - mean) / std in `dtype`, computed in float32, memory format kept.
-
-    Tensors `mean` and `std` that already lie on the device (`statistics`) keep the step free of copies from the host.
-    """
-    mean, std = (
-        value if isinstance(value, torch.Tensor) else statistics(value, images.device) for value in (mean, std)
-    )
-    return torch.addcmul(-mean / std, images.float(), 1 / (255 * std)).to(dtype)
-
-
-def statistics(values: tuple[float, ...] | list[float], device: str | torch.device = "cpu") -> torch.Tensor:
-    """float32 (1, C, 1, 1) on the device, for `normalize`."""
-    return torch.tensor(values, dtype=torch.float32, device=device).view(1, -1, 1, 1)

@@ -1,0 +1,493 @@
+"""Loaders: every sample once, the same picture from every backend, resume, validation up front (cases O07, O13)."""
+
+import importlib.util
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from convnets import data, folder
+from convnets.folder import DataError
+from convnets.loader import Plan
+from convnets.memory import Tensors
+from dlx import vision
+
+HAS_DALI = importlib.util.find_spec("nvidia.dali") is not None if importlib.util.find_spec("nvidia") else False
+needs_dali = pytest.mark.skipif(not HAS_DALI, reason="NVIDIA DALI is not installed")
+
+
+@pytest.fixture(autouse=True)
+def private_home(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("DLX_HOME", str(tmp_path_factory.mktemp("home")))
+
+
+def smooth(width=60, height=48, seed=0) -> Image.Image:
+    """A soft picture: what two resize filters make of it differs only by rounding."""
+    small = np.random.default_rng(seed).integers(0, 256, (5, 6, 3), np.uint8)
+    return Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def odd_pictures(where):
+    """One picture of each kind: {file name: what all of them should decode to}."""
+    where.mkdir(parents=True)
+    picture = smooth()
+    grey = picture.convert("L").convert("RGB")
+    alpha = picture.convert("RGBA")
+    alpha.putalpha(Image.fromarray(np.tile(np.arange(60, dtype=np.uint8) * 4, (48, 1))))
+    alpha.save(where / "rgba.png")
+    picture.save(where / "rgb.png")
+    picture.save(where / "rgb.webp", lossless=True)
+    picture.save(where / "rgb.bmp")
+    grey.convert("L").save(where / "grey.png")
+    grey.convert("LA").save(where / "grey_alpha.png")
+    Image.fromarray(np.asarray(grey.convert("L")).astype(np.uint16) * 257).save(where / "grey16.png")
+    picture.quantize(32).save(where / "palette.png")
+    picture.quantize(32).save(where / "palette_transparent.png", transparency=1)
+    picture.convert("CMYK").save(where / "cmyk.jpg", quality=97)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture.transpose(Image.Transpose.ROTATE_90).save(where / "turned.jpg", quality=97, subsampling=0, exif=exif)
+    picture.save(where / "plain.jpg", quality=97, subsampling=0)
+    palette = picture.quantize(32).convert("RGB")
+    same = {"rgba.png": picture, "rgb.png": picture, "rgb.webp": picture, "rgb.bmp": picture, "grey.png": grey,
+            "grey_alpha.png": grey, "grey16.png": grey, "palette.png": palette, "palette_transparent.png": palette,
+            "cmyk.jpg": picture, "turned.jpg": picture, "plain.jpg": picture}  # fmt: skip
+    return same
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory):
+    """A data folder of odd pictures in two classes, and what they should be."""
+    root = tmp_path_factory.mktemp("odd")
+    same = odd_pictures(root / "train" / "a")
+    shutil.copytree(root / "train" / "a", root / "val" / "a")
+    for split in ("train", "val"):
+        (root / split / "b").mkdir()
+        smooth(50, 70, 1).save(root / split / "b" / "x.png")
+        smooth(200, 64, 2).save(root / split / "b" / "y.jpg", quality=97, subsampling=0)
+    return root, same
+
+
+def collect(loader):
+    batches = [(images.clone(), labels.clone()) for images, labels in loader]
+    return torch.cat([images for images, _ in batches]), torch.cat([labels for _, labels in batches])
+
+
+def make(root, split="train", **options):
+    return data.build_loader(
+        split, data=root, **({"batch_size": 4, "image_size": 32, "train": split == "train", "seed": 5} | options)
+    )
+
+
+# Which samples
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+@pytest.mark.parametrize("count", [1, 7, 8, 30, 31])
+def test_evaluation_covers_each_sample_once(world, count):
+    plans = [Plan(count, 4, False, 0, rank, world) for rank in range(world)]
+    seen = [np.concatenate(list(plan.batches(0))) for plan in plans]
+    assert {len(indices) for indices in seen} == {4 * len(plans[0])}
+    everything = np.concatenate(seen)
+    assert sorted(everything[everything >= 0]) == list(range(count))
+
+
+def test_training_batches_are_the_same_for_any_world():
+    one = list(Plan(50, 12, True, 3).batches(2))
+    two = [list(Plan(50, 6, True, 3, rank, 2).batches(2)) for rank in range(2)]
+    assert len(one) == len(Plan(50, 12, True)) == len(two[0]) == 4
+    for whole, first, second in zip(one, *two, strict=True):
+        np.testing.assert_array_equal(whole, np.concatenate([first, second]))
+    assert len(np.unique(np.concatenate(one))) == 48
+    np.testing.assert_array_equal(np.stack(list(Plan(50, 12, True, 3).batches(2, start=3))), one[3:])
+    assert (np.concatenate(list(Plan(50, 12, True, 3).batches(3))) != np.concatenate(one)).any()
+
+
+def test_plan_refuses():
+    with pytest.raises(DataError, match="7 training samples do not fill one global batch of 8"):
+        Plan(7, 4, True, 0, 0, 2)
+    for bad in ((0, 4, False), (5, 0, False), (5, 1, False, 0, 2, 2)):
+        with pytest.raises(ValueError):
+            Plan(*bad)
+
+
+# Validation
+
+
+def test_all_faults_at_once(tmp_path):
+    for name in ("train/cat", "train/dog", "train/empty", "val/cat", "val/horse"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("train/cat/a.jpg", "train/dog/b.png", "val/cat/c.jpg", "val/horse/d.jpg"):
+        smooth().save(tmp_path / name)
+    content = (tmp_path / "train/cat/a.jpg").read_bytes()
+    (tmp_path / "train/cat/cut.jpg").write_bytes(content[: len(content) // 2])
+    (tmp_path / "train/dog/text.png").write_text("hello")
+    (tmp_path / "train/dog/nothing.png").touch()
+    (tmp_path / "train/dog/gone.png").symlink_to(tmp_path / "nowhere.png")
+    with pytest.raises(DataError) as caught:
+        data.open_data(tmp_path)
+    text = str(caught.value)
+    for part in ("8 faults in the data", "train/empty: class without pictures", "train/cat/cut.jpg: unreadable",
+                 "train/dog/text.png: ", "train/dog/nothing.png: ", "gone.png: no such picture",
+                 "val/horse: class is not in train", "train/dog: class is not in val",
+                 "train/empty: class is not in val"):  # fmt: skip
+        assert part in text, (part, text)
+    with pytest.raises(DataError) as caught:
+        data.open_data(tmp_path, tolerant=True)
+    assert "4 faults" in str(caught.value) and "cut.jpg" not in str(caught.value)
+
+
+def test_layout_errors(tmp_path):
+    with pytest.raises(DataError, match="no such data folder"):
+        data.open_data(tmp_path / "gone")
+    with pytest.raises(DataError, match="holds neither a folder train nor val"):
+        data.open_data(tmp_path)
+    (tmp_path / "train").mkdir()
+    with pytest.raises(DataError, match="train: holds no class folders"):
+        data.open_data(tmp_path)
+    with pytest.raises(ValueError, match="check 'all'"):
+        data.open_data(tmp_path, check="all")
+
+
+def test_names_links_and_hidden_files(tmp_path):
+    (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
+    smooth().save(tmp_path / "elsewhere" / "deep" / "A.PNG")
+    (tmp_path / "elsewhere" / ".hidden.jpg").touch()
+    (tmp_path / "elsewhere" / "notes.txt").touch()
+    (tmp_path / "d" / "validation").mkdir(parents=True)
+    (tmp_path / "d" / "validation" / "x").symlink_to(tmp_path / "elsewhere")
+    found = data.open_data(tmp_path / "d")
+    assert list(found) == ["val"] and found["val"].classes == ["x"] and len(found["val"]) == 1
+    assert found["val"].sizes.tolist() == [[60, 48]]
+    with pytest.raises(DataError, match="no split 'train', only val"):
+        make(found, "train")
+
+
+def test_index_remembers_unchanged_files(odd, monkeypatch):
+    root, _ = odd
+    first = data.open_data(root)
+    looked = []
+    monkeypatch.setattr(folder, "inspect", lambda path, check: looked.append(path) or (1, 1))
+    again = data.open_data(root)
+    assert not looked
+    np.testing.assert_array_equal(first["train"].sizes, again["train"].sizes)
+    turned = [index for index, path in enumerate(again["train"].paths) if path.endswith("turned.jpg")]
+    assert again["train"].sizes[turned].tolist() == [[60, 48]], "sizes are of the upright picture"
+    os.utime(first["train"].paths[0], (1, 1))
+    data.open_data(root)
+    assert [str(path) for path in looked] == [first["train"].paths[0]]
+
+
+@pytest.mark.parametrize("backend", ["pytorch", pytest.param("dali-cpu", marks=needs_dali)])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_truncated_and_missing_among_eight(tmp_path, backend, when):
+    (tmp_path / "train" / "a").mkdir(parents=True)
+    for number in range(8):
+        smooth(seed=number).save(tmp_path / "train" / "a" / f"{number}.jpg")
+    whole = data.open_data(tmp_path)
+
+    def spoil():
+        path = tmp_path / "train" / "a" / "3.jpg"
+        path.write_bytes(path.read_bytes()[:-300])
+        (tmp_path / "train" / "a" / "5.jpg").unlink()
+        if when == "before":
+            (tmp_path / "train" / "a" / "5.jpg").symlink_to("nowhere")
+
+    spoil()
+    options = {"train": False, "batch_size": 3, "backend": backend}
+    if when == "before":
+        with pytest.raises(DataError, match=r"(?s)3.jpg: unreadable.*5.jpg: no such picture"):
+            make(tmp_path, **options)
+        loader = make(tmp_path, tolerant=True, **options)
+    else:
+        with pytest.raises(DataError, match=r"3.jpg: unreadable|5.jpg: no such picture"):
+            collect(make(whole, **options))
+        if backend == "dali-cpu":
+            return  # DALI cannot pass over a file that broke after the start
+        loader = make(whole, tolerant=True, **options)
+    for _ in range(2):
+        images, labels = collect(loader)
+        assert (labels >= 0).sum() == 6 and len(loader.skipped) == 2
+        assert sorted(path[-5:] for path, _ in loader.skipped) == ["3.jpg", "5.jpg"]
+    if backend == "pytorch":
+        loader = make(tmp_path if when == "before" else whole, tolerant=True, batch_size=2)
+        _, labels = collect(loader)
+        assert (labels == 0).all() and len(labels) == (6 if when == "before" else 8)
+
+
+# The same picture everywhere
+
+
+def test_training_inference_and_loader_decode_alike(odd):
+    root, same = odd
+    splits = data.open_data(root)
+    prepare = vision.Preprocessing(resize=40, crop=32)
+    images, labels = collect(make(splits, "val", resize=40))
+    assert images.dtype == torch.uint8 and labels.dtype == torch.int64
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    for image, label, path in zip(images, labels, splits["val"].paths, strict=False):
+        crop = np.asarray(prepare.crop_image(path))
+        np.testing.assert_array_equal(image.permute(1, 2, 0).numpy(), crop)
+        name = os.path.basename(path)
+        if name in same:
+            assert label == 0
+            expected = np.asarray(prepare.crop_image(same[name])).astype(int)
+            assert np.abs(crop - expected).mean() <= (2.5 if name.endswith(".jpg") else 0), name
+    assert (labels[len(splits["val"]) :] == -1).all() and (labels >= 0).sum() == len(splits["val"])
+
+
+@needs_dali
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize(("split", "augmentation"), [("val", "standard"), ("train", "standard"), ("train", "erase")])
+def test_dali_gives_what_pillow_gives(odd, split, augmentation, interpolation):
+    splits = data.open_data(odd[0])
+    options = {"augmentation": augmentation, "interpolation": interpolation, "batch_size": 5, "resize": 40}
+    ours, theirs = make(splits, split, **options), make(splits, split, backend="dali-cpu", workers=2, **options)
+    for epoch in range(2):
+        for loader in (ours, theirs):
+            loader.set_epoch(epoch)
+        (a, labels), (b, other) = collect(ours), collect(theirs)
+        assert torch.equal(labels, other) and b.is_contiguous(memory_format=torch.channels_last)
+        difference = (a[labels >= 0].int() - b[labels >= 0].int()).abs()
+        # Both round; Pillow also between its two passes. Overshoot of the cubic filter is clipped there.
+        assert difference.max() <= 3 and difference.float().mean() < 0.5
+
+
+@needs_dali
+def test_dali_resumes_and_restarts(odd):
+    loader = make(odd[0], backend="dali-cpu", batch_size=2)
+    epochs = {}
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        epochs[epoch] = collect(loader)
+    assert not torch.equal(epochs[0][0], epochs[1][0])
+    iterator = iter(loader)  # given up in the middle
+    next(iterator)
+    iterator.close()
+    loader.set_epoch(0, start_batch=2)
+    images, labels = collect(loader)
+    assert torch.equal(images, epochs[0][0][4:]) and torch.equal(labels, epochs[0][1][4:])
+
+
+def test_dali_is_optional():
+    code = (
+        "import sys; sys.modules['nvidia.dali'] = None\n"
+        "from convnets import data, folder\n"
+        "import numpy as np\n"
+        "s = folder.Samples('train', ['a'], ['x.jpg'], np.zeros(1, int), np.ones((1, 2), int))\n"
+        "loader = data.build_loader('train', data={'train': s}, batch_size=1, image_size=8, train=False,\n"
+        "                           backend='dali-cpu')\n"
+        "try:\n    list(loader)\nexcept ImportError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "need NVIDIA DALI: pip install nvidia-dali" in done.stdout
+
+
+@needs_dali
+def test_dali_refuses_what_it_cannot_do(odd, tmp_path):
+    splits = data.open_data(odd[0])
+    with pytest.raises(ValueError, match="'autoaugment' needs data backend 'pytorch'"):
+        make(splits, backend="dali-cpu", augmentation="autoaugment")
+    with pytest.raises(ValueError, match="'dali-gpu' needs a CUDA device, not 'cpu'"):
+        make(splits, backend="dali-gpu")
+    with pytest.raises(ValueError, match="'lanczos'"):
+        make(splits, backend="dali-cpu", interpolation="lanczos")
+    (tmp_path / "train" / "a").mkdir(parents=True)
+    smooth().save(tmp_path / "train" / "a" / "x.gif")
+    with pytest.raises(DataError, match="1 pictures that DALI cannot decode, the first is .*x.gif"):
+        make(tmp_path, backend="dali-cpu", train=False)
+
+
+# Reproducible
+
+
+@pytest.mark.parametrize("augmentation", ["none", "standard", "autoaugment", "erase"])
+def test_workers_and_ranks_do_not_matter(odd, augmentation):
+    splits = data.open_data(odd[0])
+    reference = collect(make(splits, augmentation=augmentation, batch_size=4))
+    if augmentation in ("standard", "autoaugment"):
+        with_workers = make(splits, augmentation=augmentation, batch_size=4, workers=2)
+        images, labels = collect(with_workers)
+        assert torch.equal(images, reference[0]) and torch.equal(labels, reference[1])
+        with_workers.set_epoch(1)
+        assert not torch.equal(collect(with_workers)[0], reference[0])
+        with_workers.set_epoch(0, 1)
+        assert torch.equal(collect(with_workers)[0], reference[0][4:])
+        with_workers.close()
+    parts = [collect(make(splits, augmentation=augmentation, batch_size=2, world_rank=r, world_size=2)) for r in (0, 1)]
+    merged = torch.cat([part[0].unflatten(0, (-1, 2)) for part in parts], 1).flatten(0, 1)
+    assert torch.equal(merged, reference[0])
+
+
+def test_loaders_leave_the_global_generators_alone(odd):
+    splits = data.open_data(odd[0])
+    torch.manual_seed(1)
+    np.random.seed(1)
+    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    collect(make(splits))
+    collect(make("synthetic"))
+    assert torch.equal(torch.get_rng_state(), before) and (np.random.get_state()[1] == numpy_before).all()
+
+
+def test_set_epoch_checks(odd):
+    loader = make(odd[0])
+    assert len(loader) == 3 and loader.num_samples == 14 and loader.classes == ["a", "b"]
+    loader.set_epoch(0, 3)
+    assert list(loader) == []
+    with pytest.raises(ValueError, match="start_batch 4 is not within the epoch's 3 batches"):
+        loader.set_epoch(0, 4)
+
+
+# In memory
+
+
+def tensors(count=40, size=28, channels=1):
+    values = np.random.default_rng(0).integers(0, 256, (count, size, size, channels), np.uint8)
+    labels = torch.arange(count) % 10
+    return {
+        name: Tensors(name, [str(n) for n in range(10)], torch.from_numpy(values), labels) for name in ("train", "val")
+    }
+
+
+def test_tensors_for_evaluation():
+    splits = tensors()
+    pictures = splits["val"].images.permute(0, 3, 1, 2)
+    images, labels = collect(make(splits, "val", image_size=28, batch_size=16))
+    assert torch.equal(images[:40], pictures) and labels[40:].tolist() == [-1] * 8
+    padded, _ = collect(make(splits, "val", image_size=32, batch_size=40, channels=3))
+    assert padded.shape == (40, 3, 32, 32) and padded.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(padded[:, 1:2, 2:30, 2:30], pictures) and padded[:, :, :2].max() == 0
+    larger, _ = collect(make(splits, "val", image_size=56, batch_size=40))
+    assert larger.shape == (40, 1, 56, 56) and larger.dtype == torch.uint8
+    assert abs(larger.float().mean() - pictures.float().mean()) < 1
+    with pytest.raises(ValueError, match="cannot make 2 channels of 1"):
+        make(splits, "val", channels=2)
+    with pytest.raises(ValueError, match="works on picture files"):
+        make(splits, augmentation="autoaugment")
+    with pytest.raises(ValueError, match="'dali-cpu' reads picture files"):
+        make(splits, backend="dali-cpu")
+
+
+@pytest.mark.parametrize("augmentation", ["standard", "erase"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_tensors_for_training(augmentation, channels):
+    splits = tensors(channels=channels)
+    loader = make(splits, image_size=28, batch_size=8, augmentation=augmentation)
+    images, labels = collect(loader)
+    assert images.shape == (40, channels, 28, 28) and sorted(labels.tolist()) == sorted(splits["train"].labels.tolist())
+    order = np.concatenate(list(loader.plan.batches(0)))
+    padded = torch.nn.functional.pad(splits["train"].images.permute(0, 3, 1, 2), [2] * 4)
+    flipped = erased = 0
+    for row, index in enumerate(order):
+        fits = []
+        for y in range(5):
+            for x in range(5):
+                window = padded[index][:, y : y + 28, x : x + 28]
+                for mirrored, candidate in ((False, window), (True, window.flip(2))):
+                    same = (images[row] == candidate) | (images[row] == 0)
+                    if same.all() and (images[row] > 0).any():
+                        fits.append((mirrored, bool((images[row] != candidate).any())))
+        assert len(fits) == 1, "one shift and flip explains the picture"
+        flipped += fits[0][0]
+        erased += fits[0][1]
+    assert 8 < flipped < 32
+    assert erased == 0 if augmentation == "standard" else 8 < erased < 32
+    assert torch.equal(collect(loader)[0], images)
+    loader.set_epoch(0, 2)
+    assert torch.equal(collect(loader)[0], images[16:])
+    loader.set_epoch(1)
+    assert not torch.equal(collect(loader)[0], images)
+
+
+def test_fashion_mnist(monkeypatch, tmp_path):
+    """Read from a prepared folder; what is in the real one is checked by its hashes."""
+    where = tmp_path / "data" / "fashion-mnist-1"
+    where.mkdir(parents=True)
+    files = {}
+    for prefix, count in (("train", 12), ("t10k", 5)):
+        images = struct.pack(">HBBIII", 0, 8, 3, count, 28, 28) + bytes(count * 784)
+        labels = struct.pack(">HBBI", 0, 8, 1, count) + bytes(range(count))
+        for name, content in ((f"{prefix}-images-idx3-ubyte.gz", images), (f"{prefix}-labels-idx1-ubyte.gz", labels)):
+            (where / name).write_bytes(content)
+            files[name] = {"size": len(content), "sha256": "0" * 64}
+    (where / ".dlx-complete.json").write_text(json.dumps({"files": files}))
+    splits = data.open_data("fashion-mnist", home=tmp_path)
+    assert len(splits["train"]) == 12 and splits["val"].labels.tolist() == [0, 1, 2, 3, 4]
+    assert splits["train"].images.shape == (12, 28, 28, 1) and splits["val"].classes[9] == "Ankle boot"
+
+
+def test_synthetic():
+    splits = data.open_data("synthetic", num_classes=10, num_samples=21)
+    loader = make(splits, batch_size=4, image_size=24)
+    assert len(loader) == 5 and len(loader.classes) == 10
+    images, labels = collect(loader)
+    assert images.shape == (20, 3, 24, 24) and images.dtype == torch.uint8 and 0 <= labels.min() and labels.max() < 10
+    assert images.float().std() > 30
+    _, labels = collect(make(splits, "val", batch_size=4))
+    assert (labels >= 0).sum() == 21
+    parts = [next(iter(make(splits, batch_size=4, world_rank=rank, world_size=2)))[0] for rank in (0, 1)]
+    assert not torch.equal(*parts)
+
+
+def test_imagenet_labels():
+    labels = folder.imagenet_labels()
+    assert (
+        len(labels) == 1000
+        and labels[0] == "tench"
+        and labels[243] == "bull mastiff"
+        and labels[999] == "toilet tissue"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"backend": "dali"}, "data backend 'dali' is none of"),
+        ({"augmentation": "randaugment"}, "augmentation 'randaugment' is none of"),
+        ({"interpolation": "area"}, "interpolation 'area' is none of"),
+        ({"resize": 16}, "resize 16 is smaller than image_size 32"),
+        ({"channels": 1}, "picture files give 3 channels, not 1"),
+    ],
+)
+def test_options_are_checked(odd, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(odd[0], **options)
+
+
+# On a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("backend", ["pytorch", "dali-cpu", "dali-gpu"])
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_gpu_loaders_give_what_the_cpu_gives(odd, backend, split):
+    if backend != "pytorch" and not HAS_DALI:
+        pytest.skip("NVIDIA DALI is not installed")
+    splits = data.open_data(odd[0])
+    images, labels = collect(make(splits, split))
+    loader = make(splits, split, backend=backend, device="cuda", workers=2)
+    for epoch in (1, 0):
+        loader.set_epoch(epoch)
+        found, other = collect(loader)
+    assert found.is_cuda and other.is_cuda and found.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(other.cpu(), labels)
+    difference = (found.cpu().int() - images.int()).abs()[labels >= 0]
+    assert difference.float().mean() < (0.01 if backend == "pytorch" else 1.5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_gpu_tensors_equal_cpu_tensors():
+    for split in ("train", "val"):
+        options = {"image_size": 28, "batch_size": 8, "augmentation": "erase"}
+        ours, theirs = make(tensors(), split, **options), make(tensors(), split, device="cuda", **options)
+        for (a, b), (c, d) in zip(ours, theirs, strict=True):
+            assert torch.equal(a, c.cpu()) and torch.equal(b, d.cpu())
