@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -57,6 +58,8 @@ def to_onnx(
         shapes = tuple({0: batch} for _ in inputs)
     was_training = model.training
     model.eval()
+    # It warns of each optional library that is not installed.
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
