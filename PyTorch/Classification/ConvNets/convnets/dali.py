@@ -38,6 +38,14 @@ def _import() -> Any:
 
 
 class DaliLoader(Loader):
+    """Goes on reading ahead into the next epoch, so that there is no pause between two.
+
+    `decode_box`: decode only the part of each JPEG that is needed, else all of it, then cut. The first saves work on a
+    processor; on a GPU, where a fixed unit decodes whole pictures, a benchmark decides.
+    """
+
+    decode_box = True
+
     def __init__(
         self,
         split: Samples,
@@ -72,19 +80,22 @@ class DaliLoader(Loader):
         self.threads = workers or min(8, os.cpu_count() or 1)
         self.prefetch = max(1, prefetch)
         self.pipeline: Pipeline | None = None
-        self.pending: Iterator[np.ndarray] = iter(())
+        self.pending: Iterator[tuple[int, np.ndarray]] = iter(())
+        self.ahead = 0  # batches that the pipeline was given and has not returned
+        self.next_batch = (0, 0)
 
     # What goes in, on the host
 
     def _inputs(self) -> tuple[list[np.ndarray] | np.ndarray, ...]:
         """For the next batch: file names, start and shape of the box to cut, start of the one to cut after the resize,
         whether to mirror, height and width to resize to."""
-        indices = next(self.pending)
+        epoch, indices = next(self.pending)
+        self.ahead += 1
         rows = np.where(indices >= 0, indices, 0)  # an empty place gets some picture; its label is -1
         names = [np.frombuffer(os.fsencode(self.split.paths[row]), np.uint8) for row in rows]
         sizes = self.split.sizes[rows].astype(np.int64)
         if self.augmented:
-            values = augment.draws(self.seed, self.epoch, rows, augment.GEOMETRY_DRAWS)
+            values = augment.draws(self.seed, epoch, rows, augment.GEOMETRY_DRAWS)
             boxes = augment.crop_boxes(sizes, values)
             flips = augment.flips(values)
         else:
@@ -120,15 +131,12 @@ class DaliLoader(Loader):
                 source=self._inputs, num_outputs=6, batch=True
             )
             packed = fn.io.file.read(names)
-            images = fn.decoders.image_slice(
-                packed,
-                start=starts,
-                shape=shapes,
-                axes=[0, 1],
-                device="mixed" if self.gpu else "cpu",
-                output_type=types.RGB,
-                hw_decoder_load=0.75,
-            )
+            box = {"start": starts, "shape": shapes, "axes": [0, 1]}
+            decoding = {"device": "mixed" if self.gpu else "cpu", "output_type": types.RGB, "hw_decoder_load": 0.75}
+            if self.decode_box:
+                images = fn.decoders.image_slice(packed, **box, **decoding)
+            else:
+                images = fn.slice(fn.decoders.image(packed, **decoding), **box)
             images = fn.resize(images, size=targets, interp_type=kinds[self.interpolation], antialias=True)
             images = fn.slice(images, start=corners, shape=[self.size, self.size], axes=[0, 1])
             images = fn.flip(images, horizontal=flips)
@@ -156,24 +164,41 @@ class DaliLoader(Loader):
 
     def _runs(self) -> Iterator[tuple[np.ndarray, Any]]:
         """(sample indices, DALI's tensor NHWC) per batch."""
-        order = list(self.plan.batches(self.epoch, self.start_batch))
-        self.pending = iter(order)
-        pipeline, self.pipeline = self.pipeline, None  # kept for the next epoch only when this one ends in order
-        if pipeline is None:
-            pipeline = self._build()
-        else:
-            pipeline.reset()
-        stream = torch.cuda.current_stream(self.device) if self.gpu else None
-        for number, indices in enumerate(order):
-            try:
-                (images,) = pipeline.run(stream) if stream is not None else pipeline.run()
-            except RuntimeError as error:
-                raise DataError(self._explain(order[number : number + self.prefetch + 1], error)) from error
-            yield indices, images.as_tensor()
+        epoch = self.epoch if self.plan.train else 0
+        if self.pipeline is None:
+            self.pending, self.ahead = self._from(epoch, self.start_batch), 0
+            self.pipeline = self._build()
+        elif self.next_batch != (epoch, self.start_batch):
+            stale, self.pending = self.ahead, self._from(epoch, self.start_batch)
+            for _ in range(stale):
+                self._run()
+        self.next_batch = (epoch, self.start_batch)
+        following = self._from(epoch, self.start_batch)
+        for batch in range(self.start_batch, len(self)):
+            _, indices = next(following)
+            images = self._run()
+            self.next_batch = (epoch, batch + 1) if batch + 1 < len(self) else (epoch + self.plan.train, 0)
+            yield indices, images
+
+    def _from(self, epoch: int, start: int) -> Iterator[tuple[int, np.ndarray]]:
+        """This epoch from batch `start` on, and all that follow."""
+        while True:
+            yield from ((epoch, indices) for indices in self.plan.batches(epoch, start))
+            epoch, start = epoch + self.plan.train, 0
+
+    def _run(self) -> Any:
         try:
-            pipeline.run()
-        except StopIteration:
-            self.pipeline = pipeline
+            if self.gpu:
+                (images,) = self.pipeline.run(torch.cuda.current_stream(self.device))
+            else:
+                (images,) = self.pipeline.run()
+        except RuntimeError as error:
+            self.pipeline = None
+            following = self._from(*self.next_batch)
+            in_hand = [next(following)[1] for _ in range(self.ahead + 1)]
+            raise DataError(self._explain(in_hand, error)) from error
+        self.ahead -= 1
+        return images.as_tensor()
 
     def _explain(self, suspects: list[np.ndarray], error: Exception) -> str:
         """DALI names no file; decode those that it had in hand until one fails."""

@@ -262,6 +262,16 @@ def test_dali_gives_what_pillow_gives(odd, split, augmentation, interpolation):
 
 
 @needs_dali
+def test_dali_decoding_whole_pictures(odd):
+    splits = data.open_data(odd[0])
+    loader = make(splits, backend="dali-cpu")
+    loader.decode_box = False
+    images, labels = collect(loader)
+    ours, _ = collect(make(splits))
+    assert (images.int() - ours.int()).abs().max() <= 4 and torch.equal(labels, collect(make(splits))[1])
+
+
+@needs_dali
 def test_dali_resumes_and_restarts(odd):
     loader = make(odd[0], backend="dali-cpu", batch_size=2)
     epochs = {}
@@ -272,9 +282,18 @@ def test_dali_resumes_and_restarts(odd):
     iterator = iter(loader)  # given up in the middle
     next(iterator)
     iterator.close()
-    loader.set_epoch(0, start_batch=2)
-    images, labels = collect(loader)
-    assert torch.equal(images, epochs[0][0][4:]) and torch.equal(labels, epochs[0][1][4:])
+    for epoch, start in ((0, 2), (1, 0), (1, 0), (0, 7), (0, 0)):
+        loader.set_epoch(epoch, start)
+        if start == len(loader):
+            assert list(loader) == []
+            continue
+        images, labels = collect(loader)
+        assert torch.equal(images, epochs[epoch][0][2 * start :]) and torch.equal(labels, epochs[epoch][1][2 * start :])
+    evaluation = make(odd[0], "val", backend="dali-cpu", batch_size=4)
+    first = collect(evaluation)
+    evaluation.set_epoch(7)
+    for a, b in zip(collect(evaluation), first, strict=True):
+        assert torch.equal(a, b)
 
 
 def test_dali_is_optional():
