@@ -346,6 +346,7 @@ def data_identity(config: DataOptions) -> dict[str, str]:
 
 def run(config: TrainConfig) -> dict[str, Any]:
     """Train by a configuration; returns the run record's fields."""
+    torch.backends.cudnn.benchmark = True  # batches have one shape, so the search for the fastest kernels pays
     with dist.init(config.device) as world:
         output = Path(config.output_dir)
         store = checkpoints.Checkpoints(output / "checkpoints", keep=config.keep_checkpoints)
