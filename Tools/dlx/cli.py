@@ -226,7 +226,6 @@ def _become(task: Task, command: list[str], options: argparse.Namespace, isolate
 
 
 def list_tasks(options: argparse.Namespace) -> None:
-    """./dlx list"""
     tasks = [task for task in discover(require_root()) if task.kind == "task"]
     if options.json:
         keys = ("name", "framework", "summary", "package", "state", "state_note", "env")
@@ -240,23 +239,19 @@ def list_tasks(options: argparse.Namespace) -> None:
 
 
 def quickstart(options: argparse.Namespace) -> int:
-    """./dlx quickstart [TASK]"""
     root = require_root()
     return start(find(options.task, root) if options.task else default(root), "quickstart", options)
 
 
 def run(options: argparse.Namespace) -> int:
-    """./dlx run TASK VERB"""
     return start(find(options.task, require_root()), options.verb, options, options.nproc)
 
 
 def bench(options: argparse.Namespace) -> int:
-    """./dlx bench TASK"""
     return start(find(options.task, require_root()), "benchmark", options)
 
 
 def test(options: argparse.Namespace) -> int:
-    """./dlx test [TASK...]"""
     root = require_root()
     tasks = [find(name, root) for name in options.tasks]
     tasks = tasks or [task for task in discover(root) if task.state != "planned"]
@@ -266,7 +261,6 @@ def test(options: argparse.Namespace) -> int:
 
 
 def build(options: argparse.Namespace) -> int:
-    """./dlx build TASK"""
     task = find(options.task, require_root())
     container.command(task, "docker", options.tag, options.build_args)  # complain about the call before the engine
     command = container.command(task, container.choose(options.engine), options.tag, options.build_args, options.extra)
@@ -275,13 +269,11 @@ def build(options: argparse.Namespace) -> int:
 
 
 def copy(options: argparse.Namespace) -> None:
-    """./dlx copy TASK DEST"""
     task = find(options.task, require_root())
     print(f"{task.name} is in {vendor.copy(task, options.destination.expanduser())}; try ./dlx test there")
 
 
 def report(options: argparse.Namespace) -> int:
-    """./dlx report RUN_DIR"""
     root, record = require_root(), options.run_dir / "record.json"
     if not record.is_file():
         raise ValueError(f"{record} does not exist; RUN_DIR is the folder that a run wrote, its output_dir")
@@ -292,5 +284,4 @@ def report(options: argparse.Namespace) -> int:
 
 
 def regenerate(options: argparse.Namespace) -> int:
-    """./dlx readme"""
     return readme.update(require_root(), options.check)

@@ -24,7 +24,6 @@ def environment(task: Task, isolated: bool = False) -> Path:
 
 
 def weights_list(options: argparse.Namespace) -> None:
-    """./dlx weights list"""
     from dlx import weights
 
     for card in weights.cards(require_root()).values():
@@ -34,7 +33,6 @@ def weights_list(options: argparse.Namespace) -> None:
 
 
 def weights_fetch(options: argparse.Namespace) -> None:
-    """./dlx weights fetch NAME..."""
     from dlx import weights
 
     for name in options.names:
@@ -84,7 +82,6 @@ def _weight_files() -> list[Path]:
 
 
 def cache_list(options: argparse.Namespace) -> None:
-    """./dlx cache list"""
     from dlx import data
 
     rows = [(entry.kind, entry.size, entry.state, entry.path) for entry in data.entries()]
@@ -116,7 +113,6 @@ def cache_verify(options: argparse.Namespace) -> int:
 
 
 def cache_prune(options: argparse.Namespace) -> None:
-    """./dlx cache prune"""
     from dlx import data
 
     for entry in data.entries():
@@ -133,7 +129,6 @@ def _remove(path: Path, size: int, dry_run: bool) -> None:
 
 
 def env_list(options: argparse.Namespace) -> None:
-    """./dlx env list"""
     root = require_root()
     current = {group.folder for group in env.groups(root).values()}
     stamps = dict(env.existing())
@@ -145,13 +140,11 @@ def env_list(options: argparse.Namespace) -> None:
 
 
 def env_path(options: argparse.Namespace) -> None:
-    """./dlx env path [TASK]"""
     root = require_root()
     print(env.for_task(find(options.task, root) if options.task else default(root), options.isolated).folder)
 
 
 def env_make(options: argparse.Namespace) -> None:
-    """./dlx env make [TASK...]"""
     root = require_root()
     if options.isolated and not options.tasks:
         raise TaskError("--isolated needs the names of tasks")
@@ -162,6 +155,5 @@ def env_make(options: argparse.Namespace) -> None:
 
 
 def env_prune(options: argparse.Namespace) -> None:
-    """./dlx env prune"""
     for folder in env.prune(require_root(), options.all, options.dry_run):
         print(f"{'would remove' if options.dry_run else 'removed'} {folder}")

@@ -52,7 +52,7 @@ def run(
 
     A task in which nothing is collected is a failure, unless a filter was given that selects tests elsewhere.
     """
-    selection = ["-m", DEFAULT_MARKERS if markers is None else markers]
+    selection = ["--continue-on-collection-errors", "-m", DEFAULT_MARKERS if markers is None else markers]
     selection += ["-k", keyword] if keyword else []
     filtered = bool(markers or keyword or extra)
     total, suites, report = Counts(), ElementTree.Element("testsuites"), []

@@ -72,6 +72,9 @@ def test_a_file_that_does_not_import_and_a_crash_count(ready):
     ready.write("PyTorch/Area/Alpha/tests/test_it.py", "import no_such_module\n")
     done = ready.dlx("test")
     assert done.returncode == 1 and summary(done.stdout) == "0 passed, 1 failed, 0 skipped"
+    good = ready.write("PyTorch/Area/Alpha/tests/test_good.py", "def test_good(): pass\n")
+    assert summary(ready.dlx("test").stdout) == "1 passed, 1 failed, 0 skipped"  # the other files run all the same
+    good.unlink()
     ready.write("PyTorch/Area/Alpha/tests/test_it.py", "import os\ndef test_dies(): os._exit(9)\n")
     done = ready.dlx("test")
     assert done.returncode == 1 and summary(done.stdout) == "0 passed, 1 failed, 0 skipped"
