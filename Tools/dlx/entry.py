@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import signal
 import sys
 
 
@@ -17,9 +18,18 @@ def main() -> None:
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        sys.stdout.flush()
-        os._exit(130)  # at once: clean-up of worker processes that were interrupted too would print their tracebacks
+        _leave(signal.SIGINT)
+    except Exception as error:
+        if not hasattr(error, "sigval"):  # torchrun turns the signals that it gets into an exception
+            raise
+        _leave(error.sigval)
+
+
+def _leave(number: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # torchrun hands on what the terminal has already sent
+    if "LOCAL_RANK" not in os.environ:
+        print(f"\nended by {signal.Signals(number).name}", file=sys.stderr)
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -71,8 +71,8 @@ class Task:
         if nproc and nproc != "1":
             if self.framework not in ("PyTorch", "DGLPyTorch", "CUDA-Optimized"):
                 raise TaskError(f"{self.name}: --nproc is for torchrun, which {self.framework} does not use")
-            torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", nproc, "-m", entry]
-            return ["python", "-m", "dlx.entry", *torchrun, *arguments]
+            torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", nproc, "-m"]
+            return ["python", "-m", "dlx.entry", *torchrun, "dlx.entry", entry, *arguments]
         return ["python", "-m", "dlx.entry", entry, *arguments]
 
     def environment(self, env_folder: Path, command: Iterable[str]) -> dict[str, str]:

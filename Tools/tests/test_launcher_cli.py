@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shlex
@@ -128,7 +129,17 @@ def test_nproc_starts_torchrun(ready):
     ready.write("PyTorch/Area/Alpha/torch/distributed/__init__.py", "")
     ready.write("PyTorch/Area/Alpha/torch/distributed/run.py", fake)
     done = ready.dlx("run", "Alpha", "train", "--nproc", "2", "--", "--epochs", "1")
-    assert eval(done.stdout) == ["--standalone", "--nproc-per-node", "2", "-m", "alpha.train", "--epochs", "1"]
+    torchrun, worker = ["--standalone", "--nproc-per-node", "2"], ["-m", "dlx.entry", "alpha.train", "--epochs", "1"]
+    assert ast.literal_eval(done.stdout) == torchrun + worker
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "dlx.entry",
+        "alpha.train",
+        "--epochs",
+        "1",
+    ]
     assert ready.dlx("run", "Alpha", "train", "--nproc", "0").returncode == 2
     ready.task("Kaldi/Gamma")
     assert "which Kaldi does not use" in ready.dlx("run", "Gamma", "train", "--nproc", "2").stdout
@@ -162,6 +173,18 @@ def test_signals_reach_the_verb(ready, number, status):
     output, _ = child.communicate(timeout=20)
     assert child.returncode == status
     assert "Traceback" not in output
+
+
+def test_torchrun_ends_without_a_traceback(ready):
+    """It turns a signal into an exception that carries its number."""
+    ready.task()
+    code = "class SignalException(Exception):\n    sigval = 15\nraise SignalException\n"
+    ready.write("PyTorch/Area/Alpha/alpha/train.py", code)
+    done = ready.dlx("run", "Alpha", "train")
+    assert done.returncode == 143 and done.stdout == "\nended by SIGTERM\n"
+    ready.write("PyTorch/Area/Alpha/alpha/train.py", "raise ValueError('mine')\n")
+    done = ready.dlx("run", "Alpha", "train")
+    assert done.returncode == 1 and "ValueError: mine" in done.stdout
 
 
 def test_a_verb_may_start_processes_of_its_own(ready):
