@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from . import augment
+from . import augment, device_augment
 from .folder import DataError, Samples, inspect
 from .loader import Batch, Loader, Plan, to_device
 
@@ -64,8 +64,6 @@ class DaliLoader(Loader):
         prefetch: int = 2,
     ) -> None:
         super().__init__(split, plan, device)
-        if train and augmentation == "autoaugment":
-            raise ValueError(f"augmentation 'autoaugment' needs data backend 'pytorch', not {backend!r}")
         if interpolation not in ("bilinear", "bicubic"):
             raise ValueError(f"interpolation {interpolation!r} needs data backend 'pytorch', not {backend!r}")
         unsupported = [path for path in split.paths if path.lower().endswith(UNSUPPORTED)]
@@ -75,7 +73,7 @@ class DaliLoader(Loader):
             raise ValueError(f"data backend 'dali-gpu' needs a CUDA device, not {str(device)!r}; use 'dali-cpu'")
         self.gpu = backend == "dali-gpu"
         self.augmented = train and augmentation != "none"
-        self.erasing = self.augmented and augmentation == "erase"
+        self.augmentation = augmentation if train else "none"
         self.size, self.resize, self.interpolation, self.seed = size, resize, interpolation, seed
         self.threads = workers or min(8, os.cpu_count() or 1)
         self.prefetch = max(1, prefetch)
@@ -147,7 +145,17 @@ class DaliLoader(Loader):
     # What comes out
 
     def __iter__(self) -> Iterator[Batch]:
-        return self._batches() if self.gpu else to_device(self._batches(), self.device)
+        """AutoAugment and erasing are done on the device, on whole batches."""
+        epoch, plan = self.epoch, self.plan
+        batches = self._batches() if self.gpu else to_device(self._batches(), self.device)
+        for indices, (images, labels) in zip(plan.batches(epoch, self.start_batch), batches, strict=True):
+            if self.augmentation == "autoaugment":
+                values = augment.draws(self.seed, epoch, indices, augment.POLICY_DRAWS, augment.POLICY)
+                images = device_augment.auto_augment(images, values)
+            elif self.augmentation == "erase":
+                values = augment.draws(self.seed, epoch, indices, augment.ERASE_DRAWS, augment.ERASE)
+                images = device_augment.erase(images, values)
+            yield images, labels
 
     def _batches(self) -> Iterator[Batch]:
         pinned = self.device.type == "cuda"
@@ -155,7 +163,6 @@ class DaliLoader(Loader):
             # DALI's executor leaves an output alone for as long as somebody holds it, so nothing is copied.
             images = torch.from_dlpack(pictures)
             labels = torch.from_numpy(np.where(indices >= 0, self.split.labels[indices], -1))
-            images = self._erased(images, indices)
             if self.gpu:
                 labels = labels.pin_memory().to(self.device, non_blocking=True)
             elif pinned:
@@ -208,17 +215,6 @@ class DaliLoader(Loader):
             except ValueError as reason:
                 return str(reason)
         return f"DALI failed: {error}"
-
-    def _erased(self, images: torch.Tensor, indices: np.ndarray) -> torch.Tensor:
-        if not self.erasing:
-            return images
-        values = augment.draws(self.seed, self.epoch, indices, augment.ERASE_DRAWS, augment.ERASE)
-        boxes = torch.from_numpy(augment.erase_boxes(self.size, self.size, values)).to(images.device)
-        left, top, width, height = (boxes[:, column : column + 1] for column in range(4))
-        line = torch.arange(self.size, device=images.device)
-        erased = ((line >= left) & (line < left + width))[:, None, :]
-        erased = erased & ((line >= top) & (line < top + height))[:, :, None]
-        return images.masked_fill_(erased[..., None], 0)
 
     def close(self) -> None:
         self.pipeline = None
