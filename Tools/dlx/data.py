@@ -307,6 +307,8 @@ def entries(home: str | os.PathLike[str] | None = None) -> list[Entry]:
         if folder.is_dir():
             state = "partial" if folder.suffix in (".partial", ".tmp") else "complete"
             found.append(Entry("package", f"{folder.parent.name}/{folder.name}", folder, _size(folder), state))
+    if (root / "apt").is_dir():
+        found.append(Entry("package", "apt/lists", root / "apt", _size(root / "apt"), "complete"))
     return found
 
 

@@ -147,8 +147,14 @@ def test_entries_tell_whole_from_partial(source, tmp_path):
     assert found == {("data", "tiny-1"): "complete", ("package", "url/tiny-1"): "complete"}
     (folder / data.STAMP).unlink()
     (tmp_path / "home" / "packages" / "url" / "x-1.partial").mkdir()
+    (tmp_path / "home" / "apt").mkdir()
     found = {entry.name: entry.state for entry in data.entries(tmp_path / "home")}
-    assert found == {"tiny-1": "partial", "url/tiny-1": "complete", "url/x-1.partial": "partial"}
+    assert found == {
+        "tiny-1": "partial",
+        "url/tiny-1": "complete",
+        "url/x-1.partial": "partial",
+        "apt/lists": "complete",
+    }
 
 
 def test_registry():
