@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dlx.paths import repo_root
 
-VERBS = ("quickstart", "prepare", "train", "evaluate", "infer", "benchmark", "export", "serve")
+VERBS = ("quickstart", "prepare", "train", "evaluate", "infer", "benchmark", "quantize", "export", "serve")
 STATES = ("complete", "partial", "planned")
 DEFAULT_TASK = "ConvNets"
 # Key -> (type, required). The tables [verbs] and [test] are read on their own.
