@@ -147,7 +147,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict]:
     made.add_argument("task", metavar="TASK")
     made.add_argument("destination", type=Path, metavar="DEST", help="a new or empty folder")
 
-    made = command("report", report, "write a run's report.html again", "./dlx report output/quickstart")
+    made = command("report", report, "write a run's report.html again", "./dlx report runs/quickstart")
     made.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the folder that holds record.json")
 
     made = command(
