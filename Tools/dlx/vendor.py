@@ -12,7 +12,7 @@ from dlx.task import Task
 
 # Next to the task and Tools; what a tree lacks is left out.
 ROOT_FILES = ("dlx", "LICENSE", "pyproject.toml", ".gitignore", ".dockerignore", "hubconf.py")
-ALWAYS_IGNORED = [".git", "__pycache__", "*.pyc", ".pytest_cache", ".ruff_cache", "*.egg-info", ".venv", "output", "runs"]
+ALWAYS_IGNORED = [".git", "__pycache__", "*.egg-info", ".venv", "output", "runs"]
 
 README = """# {last}
 
