@@ -181,7 +181,7 @@ def measure_model(config: BenchmarkConfig, batch: int, device: torch.device) -> 
     return rows
 
 
-def drain(loader: Loader, device: torch.device, seconds: float = 8.0) -> tuple[float, int]:
+def drain(loader: Loader, device: torch.device, seconds: float = 6.0) -> tuple[float, int]:
     """Images per second of a loader alone, after its first batches."""
     count, clock, epoch = 0, None, 0
     while True:
@@ -200,7 +200,7 @@ def drain(loader: Loader, device: torch.device, seconds: float = 8.0) -> tuple[f
         epoch += 1
 
 
-def train_from(config: BenchmarkConfig, loader: Loader, device: torch.device, seconds: float = 10.0) -> float:
+def train_from(config: BenchmarkConfig, loader: Loader, device: torch.device, seconds: float = 8.0) -> float:
     """Images per second of training fed by a loader."""
     torch.manual_seed(config.seed)
     model = registry.build(config.arch).to(device, memory_format=torch.channels_last).train()

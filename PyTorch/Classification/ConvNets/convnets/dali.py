@@ -45,6 +45,7 @@ class DaliLoader(Loader):
     """
 
     decode_box = True
+    hardware_share = 0.75  # of the pictures, for the GPU's JPEG units; the rest is decoded on its multiprocessors
 
     def __init__(
         self,
@@ -130,7 +131,7 @@ class DaliLoader(Loader):
             )
             packed = fn.io.file.read(names)
             box = {"start": starts, "shape": shapes, "axes": [0, 1]}
-            decoding = {"device": "mixed" if self.gpu else "cpu", "output_type": types.RGB, "hw_decoder_load": 0.75}
+            decoding = {"device": "mixed" if self.gpu else "cpu", "output_type": types.RGB, "hw_decoder_load": self.hardware_share}
             if self.decode_box:
                 images = fn.decoders.image_slice(packed, **box, **decoding)
             else:

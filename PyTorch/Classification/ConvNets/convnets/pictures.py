@@ -6,6 +6,7 @@ each octave), 500 x 375 pixels on average, about 110 kB at JPEG quality 92.
 
 from __future__ import annotations
 
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -39,11 +40,18 @@ def generate(folder: Path, count: int, num_classes: int, seed: int = 0) -> Path:
         if (folder / "train").is_dir() and (folder / "val").is_dir():
             return folder
         raise ValueError(f"{folder} holds something else; choose an empty output_dir")
-    with atomic_path(folder) as temporary:
+    with atomic_path(folder) as temporary, ProcessPoolExecutor() as workers:
+        jobs = []
         for split, size in (("train", count), ("val", max(num_classes, count // 8))):
-            generator = np.random.default_rng([seed, split == "val"])
             for index in range(size):
                 target = temporary / split / f"class_{index % num_classes:04d}"
                 target.mkdir(parents=True, exist_ok=True)
-                picture(generator).save(target / f"{index:06d}.jpg", quality=92)
+                jobs.append((target / f"{index:06d}.jpg", [seed, split == "val", index]))
+        for _ in workers.map(_write, jobs, chunksize=16):
+            pass
     return folder
+
+
+def _write(job: tuple[Path, list[int]]) -> None:
+    path, seed = job
+    picture(np.random.default_rng(seed)).save(path, quality=92)
