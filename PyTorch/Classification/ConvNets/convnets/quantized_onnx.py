@@ -20,14 +20,15 @@ import numpy as np
 import onnx
 import onnxruntime
 import torch
-from dlx import export as exports
-from dlx import files
 from onnx import helper, numpy_helper
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from dlx import export as exports
+from dlx import files
+
 from . import pretrained
-from .quantizers import LEVELS, SMALLEST_SCALE, ActivationQuantizer, QuantizedClassifier
+from .quantizers import SMALLEST_SCALE, ActivationQuantizer, QuantizedClassifier
 from .step import Normalize
 
 LARGEST_BIAS = 2.0**30  # of int32, with room for the sum of products
@@ -117,7 +118,6 @@ def store_integers(graph: onnx.GraphProto, limit: int) -> int:
     """
     producers, constants = _producers(graph), _constants(graph)
     nodes: list[onnx.NodeProto] = []
-    replaced: set[str] = set()
     count = 0
     for node in graph.node:
         source = producers.get(node.input[0]) if node.input else None
@@ -131,7 +131,6 @@ def store_integers(graph: onnx.GraphProto, limit: int) -> int:
             if bias is not None:
                 scale = np.maximum(scale, np.abs(bias.astype(np.float64)) / (step * LARGEST_BIAS))
             scale = scale.astype(np.float32)
-            replaced.update(node.input[1:])
             shape = [-1 if dimension == axis else 1 for dimension in range(weight.ndim)]
             levels = np.clip(np.rint(weight / scale.reshape(shape)), -limit, limit).astype(np.int8)
             node.input[1] = _dequantized(graph, nodes, node.input[1], levels, scale, axis)
@@ -142,7 +141,7 @@ def store_integers(graph: onnx.GraphProto, limit: int) -> int:
             count += 1
         nodes.append(node)
     _replace_nodes(graph, nodes)
-    _drop_unused(graph, replaced)
+    _drop_unused(graph)
     return count
 
 
@@ -207,10 +206,9 @@ def _strip(graph: onnx.GraphProto) -> None:
         item.ClearField("doc_string")
 
 
-def _drop_unused(graph: onnx.GraphProto, names: set[str]) -> None:
+def _drop_unused(graph: onnx.GraphProto) -> None:
     used = {name for node in graph.node for name in node.input}
-    kept = [tensor for tensor in graph.initializer if tensor.name not in names or tensor.name in used]
-    kept = [copy.deepcopy(tensor) for tensor in kept]
+    kept = [copy.deepcopy(tensor) for tensor in graph.initializer if tensor.name in used]
     del graph.initializer[:]
     graph.initializer.extend(kept)
 
