@@ -17,6 +17,7 @@ from dlx import export as exports
 
 from . import inference, pretrained
 from .options import CONFIGS
+from .quantizers import QuantizedClassifier
 
 
 @dataclass
@@ -35,6 +36,8 @@ def export(found: pretrained.Classifier, path: Path, batches: tuple[int, ...] = 
 
     Raises dlx.export.ParityError, and leaves no file, when onnxruntime disagrees.
     """
+    if isinstance(found.model, QuantizedClassifier):
+        raise ValueError(f"{found.source} is quantised; the folder of its run holds the file, model_int8.onnx")
     shape = found.preprocessing
     size = (shape.channels, shape.crop, shape.crop)
     found.model.eval()

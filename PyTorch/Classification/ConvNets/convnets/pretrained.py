@@ -17,7 +17,7 @@ from dlx import weights
 from dlx.vision import Preprocessing
 from torch import nn
 
-from . import registry
+from . import quantizers, registry
 from .convert import to_canonical
 from .folder import imagenet_labels
 
@@ -83,7 +83,10 @@ def load(
 def build_from(metadata: dict[str, Any]) -> nn.Module:
     """A model with fresh weights from a checkpoint's metadata."""
     channels = metadata["preprocessing"].get("channels", 3)
-    return registry.build(metadata["arch"], len(metadata["classes"]), in_channels=channels)
+    model = registry.build(metadata["arch"], len(metadata["classes"]), in_channels=channels)
+    if "quantization" in metadata:
+        model = quantizers.quantize(model, quantizers.Scheme(**metadata["quantization"]))
+    return model
 
 
 def _from_checkpoint(path: Path, averaged: bool) -> Classifier:
