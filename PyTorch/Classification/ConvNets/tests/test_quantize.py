@@ -44,7 +44,7 @@ def images(count: int, seed: int = 0) -> torch.Tensor:
 
 @functools.cache
 def memorised(family: str) -> torch.nn.Module:
-    """A model that has learnt 32 pictures by heart: a random one magnifies rounding until nothing is left to compare."""
+    """A model that has learnt 32 pictures by heart: a random one magnifies rounding until nothing is left."""
     torch.manual_seed(0)
     model = FAMILIES[family]().train()
     optimizer = optim.build_optimizer(model, "sgd", lr=0.05, momentum=0.9, weight_decay=0.0)
