@@ -9,6 +9,8 @@ Recipes: configs/*.yaml. A run's folder holds dllogger.json (log), record.json (
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,23 +18,25 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor, nn
+
 from dlx import checkpoint as checkpoints
 from dlx import config as configs
 from dlx import data as datasets
-from dlx import dist, report
+from dlx import dist, report, runlog, weights
+from dlx import record as records
 from dlx.precision import LossScaler
 from dlx.record import Record
 from dlx.runlog import RunLog
-from torch import Tensor, nn
 
 from . import optim, pretrained, registry, samples
 from .augment import mixup_weight
 from .evaluate import evaluate, record_results
-from .loader import Loader
 from .options import CONFIGS, TASK, DataOptions
 from .resnet import ResNet
 from .step import Batch, GraphedStep, Normalize, TrainState, train_step
 
+CURVES = {"train.loss", "train.lr", "val.loss", "val.top1", "val.top5"}  # of the log, kept in the record
 STOP_CHECK_STEPS = 10  # with several processes, asking whether any was told to stop costs an exchange
 
 
@@ -60,12 +64,14 @@ class TrainConfig(DataOptions):
     warmup_epochs: float = configs.field(8.0, help="linear warm-up", ge=0, group="recipe")
     momentum: float = configs.field(0.875, ge=0, lt=1, group="recipe")
     nesterov: bool = configs.field(False, help="Nesterov momentum (sgd)", group="recipe")
-    weight_decay: float = configs.field(3.0517578125e-5, help="of weights; norms and biases are free", ge=0, group="recipe")
+    weight_decay: float = configs.field(3.0517578125e-5, help="not of norms and biases", ge=0, group="recipe")
     bn_weight_decay: bool = configs.field(False, help="decay norms and biases too", group="recipe")
     label_smoothing: float = configs.field(0.1, ge=0, lt=1, group="recipe")
     mixup: float = configs.field(0.0, help="alpha of the Beta distribution; 0 is off", ge=0, group="recipe")
     augmentation: Literal["none", "standard", "autoaugment", "erase"] = configs.field("standard", group="recipe")
-    ema_decay: float = configs.field(0.0, help="average of the weights, used for evaluation; 0 is off", ge=0, lt=1, group="recipe")
+    ema_decay: float = configs.field(
+        0.0, help="of the averaged weights that are evaluated; 0 is off", ge=0, lt=1, group="recipe"
+    )
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = configs.field("fp32", help="of the matrix products")
     engine: Literal["auto", "eager", "graph", "compile"] = configs.field(
         "auto", help="how a step runs; auto: a CUDA graph or torch.compile on one GPU, else eager"
@@ -98,7 +104,8 @@ class Trainer:
         self.config, self.world = config, world
         entry = registry.architecture(config.arch)
         self.image_size = config.image_size or entry.image_size
-        splits = config.open(num_classes=config.num_classes or 1000)
+        with world.main_first():  # one process fetches; not around more, since building DDP needs all at once
+            splits = config.open(num_classes=config.num_classes or 1000)
         options = {"image_size": self.image_size}
         self.train_loader = config.loader("train", splits, True, world, augmentation=config.augmentation, **options)
         self.val_loader = config.loader("val", splits, False, world, **options) if "val" in splits else None
@@ -133,9 +140,7 @@ class Trainer:
             config.arch, len(self.classes), in_channels=self.channels, zero_init_residual=config.zero_init_residual
         )
         if config.init_from:
-            source = pretrained.load(config.init_from, arch=config.arch)
-            tensors = source.model.state_dict()
-            model.load_state_dict(tensors)
+            self._start_from(model, config.init_from)
         dist.seed_everything(config.seed, world.rank)
         model = model.to(world.device, memory_format=torch.channels_last).train()
         optimizer = optim.build_optimizer(
@@ -164,6 +169,19 @@ class Trainer:
             scaler=LossScaler(model.named_parameters(), enabled=config.precision == "fp16"),
             ema=optim.ModelEma(model, config.ema_decay) if config.ema_decay else None,
         )
+
+    def _start_from(self, model: nn.Module, name: str) -> None:
+        """Take weights and input statistics of another classifier, and its head too if it has as many classes."""
+        source = pretrained.load(name, arch=self.config.arch)
+        tensors, fresh = source.model.state_dict(), model.state_dict()
+        for key in pretrained.HEADS:
+            if key in tensors and len(source.classes) != len(self.classes):
+                for own in (key, key.removesuffix("weight") + "bias"):
+                    tensors[own] = fresh[own]
+        weights.load_into(model, tensors)
+        if source.preprocessing.channels == self.channels:
+            shape = source.preprocessing
+            self.preprocessing = dataclasses.replace(self.preprocessing, mean=shape.mean, std=shape.std)
 
     def learning_rate(self, step: int) -> float:
         config = self.config
@@ -198,13 +216,25 @@ class Trainer:
             self.graphed = GraphedStep(state, batch, mixes=mix is not None)
         return self.graphed(batch, mix)
 
+    @property
+    def evaluated(self) -> nn.Module:
+        """The averaged weights if there are any, else the model."""
+        return self.state.ema.module if self.state.ema else self.state.model
+
+    def _share_statistics(self) -> None:
+        """Give every process the running statistics of rank 0, whose model is the one that is saved."""
+        if self.world.backend:
+            modules = [self.state.model, *([self.state.ema.module] if self.state.ema else [])]
+            for buffer in itertools.chain.from_iterable(module.buffers() for module in modules):
+                torch.distributed.broadcast(buffer, 0)
+
     def validate(self) -> dict[str, Any] | None:
-        """Accuracy of the averaged weights if there are any, else of the model."""
+        """Accuracy of the `evaluated` model; None without validation pictures."""
         if self.val_loader is None:
             return None
-        model = self.state.ema.module if self.state.ema else self.state.model
+        self._share_statistics()
         return evaluate(
-            model,
+            self.evaluated,
             self.val_loader,
             normalize=self.state.normalize,
             num_classes=len(self.classes),
@@ -223,23 +253,40 @@ class Trainer:
         }
 
     def save(self, store: checkpoints.Checkpoints, metric: float | None = None, best: bool = False) -> None:
+        """Called on every process, written by the first. Weights that are not finite must not replace good ones."""
         state = self.state
+        bad = [name for name, value in state.model.named_parameters() if not torch.isfinite(value).all()]
+        if bad:
+            raise ArithmeticError(self.divergence(f"{bad[0]} is not finite", store))
+        random_states = self.world.gather(checkpoints.rng_state())
+        if not self.world.is_main:
+            return
         models = {"model": state.model.state_dict()}
         if state.ema:
             models["ema"] = state.ema.module.state_dict()
         rest = {
             "optimizer": state.optimizer.state_dict(),
             "scaler": state.scaler.state_dict(),
-            "rng": checkpoints.rng_state(),
+            "rng": random_states,
             "best": self.best,
         }
         store.save(state.step, model=models, state=rest, metadata=self.metadata(), metric=metric, best=best)
+
+    def divergence(self, what: str, store: checkpoints.Checkpoints) -> str:
+        config = self.config
+        return (
+            f"{what} at step {self.state.step}; the last good checkpoint is {store.latest() or 'none'}. "
+            f"Lower lr ({config.lr}) or lengthen warmup_epochs ({config.warmup_epochs})"
+        )
 
     def restore(self, loaded: checkpoints.Loaded) -> None:
         """Continue from a checkpoint of any number of processes or devices."""
         state = self.state
         if loaded.metadata.get("arch") != self.config.arch:
             raise ValueError(f"{loaded.path} holds a {loaded.metadata.get('arch')}, not a {self.config.arch}")
+        if loaded.metadata["classes"] != self.classes:
+            known, found = (", ".join(names[:5]) for names in (loaded.metadata["classes"], self.classes))
+            raise ValueError(f"{loaded.path} was trained on other classes ({known} ...) than the data's ({found} ...)")
         state.model.load_state_dict(loaded.model["model"])
         if state.ema:
             state.ema.module.load_state_dict(loaded.model.get("ema", loaded.model["model"]))
@@ -249,19 +296,24 @@ class Trainer:
             group["lr"] = rate  # this run's schedule (a tensor on a GPU, a number on a CPU) sets it anew
         state.scaler.load_state_dict(loaded.state["scaler"])
         state.step, self.best = loaded.step, loaded.state["best"]
-        if loaded.metadata.get("world_size") == self.world.size:
-            checkpoints.set_rng_state(loaded.state["rng"])
+        if len(loaded.state["rng"]) == self.world.size:
+            checkpoints.set_rng_state(loaded.state["rng"][self.world.rank])
+
+    def close(self) -> None:
+        """Stop the loaders' processes."""
+        for loader in (self.train_loader, self.val_loader):
+            if loader is not None:
+                loader.close()
 
 
 def train(trainer: Trainer, log: RunLog, record: Record, store: checkpoints.Checkpoints) -> str:
     """Go through the remaining epochs; returns "finished" or "stopped" (by SIGTERM or Ctrl-C, after saving)."""
-    config, world, state = trainer.config, trainer.world, trainer.state
+    config, state = trainer.config, trainer.state
     with checkpoints.StopSignal() as stop:
         while state.step < trainer.total_steps:
             epoch, start = divmod(state.step, trainer.steps_per_epoch)
             if not _train_epoch(trainer, epoch, start, stop, log, record, store):
-                if world.is_main:
-                    trainer.save(store)
+                trainer.save(store)
                 log.log((epoch, state.step), {"stopped": stop.signal or "by another process"})
                 return "stopped"
             last = state.step >= trainer.total_steps
@@ -299,11 +351,8 @@ def _train_epoch(
             record.curve("train.lr", state.step, learning)
             mean, images, clock = dist.Mean(), 0, time.perf_counter()
             if loss != loss or abs(loss) == float("inf"):
-                raise ArithmeticError(
-                    f"loss is {loss} at step {state.step}; the last good checkpoint is "
-                    f"{store.latest() or 'none'}. Lower lr ({config.lr}) or lengthen warmup_epochs ({config.warmup_epochs})"
-                )
-        if config.save_steps and state.step % config.save_steps == 0 and world.is_main:
+                raise ArithmeticError(trainer.divergence(f"loss is {loss}", store))
+        if config.save_steps and state.step % config.save_steps == 0:
             trainer.save(store)
         asked = stop.requested if world.size == 1 else state.step % STOP_CHECK_STEPS == 0 and world.any(stop.requested)
         if asked and state.step < trainer.total_steps:
@@ -325,8 +374,17 @@ def _evaluate_and_save(
             record.curve(f"val.{key}", trainer.state.step, result[key])
         record_results(record, result, trainer.classes)
         record.metric("val.best_top1", trainer.best, "%", "MAXIMIZE")
-    if trainer.world.is_main:
-        trainer.save(store, None if result is None else result["top1"], best)
+    trainer.save(store, None if result is None else result["top1"], best)
+
+
+def _owes_evaluation(trainer: Trainer, loaded: checkpoints.Loaded, record: Record) -> bool:
+    """Whether the checkpoint was saved at the end of an epoch whose evaluation a signal or a kill prevented."""
+    step, config = trainer.state.step, trainer.config
+    finished = step >= trainer.total_steps
+    epoch, within = divmod(step, trainer.steps_per_epoch)
+    due = finished or (within == 0 and epoch % config.evaluate_epochs == 0)
+    missing = loaded.meta["metric"] is None or (finished and "val.top1" not in record.fields["metrics"])
+    return trainer.val_loader is not None and due and missing
 
 
 def describe_metrics(log: RunLog) -> None:
@@ -350,10 +408,8 @@ def run(config: TrainConfig) -> dict[str, Any]:
     with dist.init(config.device) as world:
         output = Path(config.output_dir)
         store = checkpoints.Checkpoints(output / "checkpoints", keep=config.keep_checkpoints)
-        with world.main_first():
-            trainer = Trainer(config, world)
-        resume = None if config.resume.lower() in ("", "none") else config.resume
-        loaded = store.resume(resume)
+        trainer = Trainer(config, world)
+        loaded = store.resume(_resume_from(config.resume))
         if loaded is not None:
             trainer.restore(loaded)
         log = RunLog(output, enabled=world.is_main, tensorboard=config.tensorboard)
@@ -370,7 +426,9 @@ def run(config: TrainConfig) -> dict[str, Any]:
         )
         if loaded is not None:
             log.log((), {"resumed_from": str(loaded.path), "step": loaded.step})
-            _continue_curves(record, output)
+            _continue_record(record, output)
+            if _owes_evaluation(trainer, loaded, record):
+                _evaluate_and_save(trainer, (loaded.step - 1) // trainer.steps_per_epoch, log, record, store)
         status = train(trainer, log, record, store)
         record.metric("parameters", parameters, "")
         record.metric("steps", trainer.state.step, "")
@@ -379,15 +437,23 @@ def run(config: TrainConfig) -> dict[str, Any]:
         if world.is_main:
             _finish(trainer, record, output, status, log)
         log.close()
+        trainer.close()
         world.barrier()
         return record.fields
 
 
+def _resume_from(resume: str) -> str | None:
+    """What `Checkpoints.resume` takes: a run's folder stands for the checkpoints in it."""
+    if resume.lower() in ("", "none"):
+        return None
+    inside = Path(resume) / "checkpoints"
+    return str(inside) if resume != "auto" and inside.is_dir() else resume
+
+
 def _finish(trainer: Trainer, record: Record, output: Path, status: str, log: RunLog) -> None:
     if trainer.val_loader is not None and status == "finished":
-        model = trainer.state.ema.module if trainer.state.ema else trainer.state.model
         shown = samples.predict_samples(
-            model, trainer.val_loader, trainer.state.normalize, trainer.classes, output / "samples"
+            trainer.evaluated, trainer.val_loader, trainer.state.normalize, trainer.classes, output / "samples"
         )
         record.attach("samples", shown)
     record.finish(status).save(output)
@@ -396,13 +462,26 @@ def _finish(trainer: Trainer, record: Record, output: Path, status: str, log: Ru
     log.log((), best | {"seconds": record.fields["seconds"], "report": str(page)})
 
 
-def _continue_curves(record: Record, output: Path) -> None:
-    """Keep the curve of the part that an earlier process trained."""
-    from dlx import record as records
-
+def _continue_record(record: Record, output: Path) -> None:
+    """Take over what earlier processes of this run found; the curves from the log, which a kill does not lose."""
+    curves: dict[str, dict[int, Any]] = {}
+    starts_anew = False
+    for entry in runlog.read(output):
+        if entry.get("step") == "RUN":
+            starts_anew = True
+        elif entry.get("step") == [] and "resumed_from" in entry["data"]:
+            starts_anew = False
+            last = entry["data"]["step"]
+            curves = {name: {at: y for at, y in points.items() if at <= last} for name, points in curves.items()}
+        elif entry["type"] == "LOG" and isinstance(entry["step"], list) and len(entry["step"]) == 2:
+            curves, starts_anew = ({} if starts_anew else curves), False
+            for name in CURVES & set(entry["data"]):
+                curves.setdefault(name, {})[entry["step"][1]] = entry["data"][name]
+    record.fields["curve"] = {name: [[at, y] for at, y in sorted(points.items())] for name, points in curves.items()}
     if (output / records.FILE_NAME).is_file():
         earlier = records.load(output).fields
-        record.fields["curve"] = earlier["curve"]
+        record.fields["metrics"] = earlier["metrics"] | record.fields["metrics"]
+        record.fields["attachments"] = earlier["attachments"] | record.fields["attachments"]
 
 
 def main(args: list[str] | None = None) -> dict[str, Any]:
