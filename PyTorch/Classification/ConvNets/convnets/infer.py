@@ -1,7 +1,7 @@
 """Classify pictures: prints the most probable classes, writes annotated pictures and a JSON file.
 
-    ./dlx run ConvNets infer -- --checkpoint runs/quickstart --image photo.jpg
-    ./dlx run ConvNets infer -- --checkpoint mobilenet_v2.imagenet --image folder_of_photos
+./dlx run ConvNets infer -- --checkpoint runs/quickstart --image photo.jpg
+./dlx run ConvNets infer -- --checkpoint mobilenet_v2.imagenet --image folder_of_photos
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+
 from dlx import config as configs
 from dlx import dist, vision
 from dlx.files import atomic_path, atomic_write
@@ -26,7 +27,9 @@ from .options import CONFIGS
 class InferConfig:
     """Classify one picture or every picture below a folder."""
 
-    checkpoint: str = configs.field(help="a run's folder, a checkpoint, a weights file, or a name of `./dlx weights list`")
+    checkpoint: str = configs.field(
+        help="a run's folder, a checkpoint, a weights file, or a name of `./dlx weights list`"
+    )
     image: str = configs.field(help="a picture, or a folder of pictures")
     arch: str | None = configs.field(None, help="needed for a bare weights file only")
     topk: int = configs.field(5, help="classes to name", ge=1)
@@ -75,6 +78,21 @@ def list_pictures(image: str) -> list[Path]:
     return found
 
 
+def name_annotated(paths: list[Path], base: Path, output: Path) -> dict[Path, Path]:
+    """Where the annotated form of each picture goes. ValueError where that would overwrite a picture."""
+    targets: dict[Path, Path] = {}
+    for path in paths:
+        target = output / path.relative_to(base).with_suffix(".png")
+        if target in targets.values():  # a.jpg beside a.png
+            target = target.with_name(f"{path.name}.png")
+        targets[path] = target
+    given = {path.resolve() for path in paths}
+    for path, target in targets.items():
+        if target.resolve() in given:
+            raise ValueError(f"the annotated {path} would overwrite {target}; choose another output_dir")
+    return targets
+
+
 def read_batches(
     paths: list[Path], batch_size: int, tolerant: bool, skipped: list[tuple[str, str]]
 ) -> Iterator[tuple[list[Path], list[Any]]]:
@@ -99,22 +117,21 @@ def main(args: list[str] | None = None) -> dict[str, Any]:
     config = configs.parse(InferConfig, args, configs_dir=CONFIGS, prog="infer")
     paths = list_pictures(config.image)
     base = paths[0].parent if Path(config.image).is_file() else Path(config.image)
+    output = Path(config.output_dir)
+    targets = name_annotated(paths, base, output)
     with dist.init(config.device) as world:
         found = pretrained.load(config.checkpoint, arch=config.arch)
         dtype = DTYPES[config.precision]
         model = inference.optimize(found.model, dtype).to(world.device)
-        output = Path(config.output_dir)
         output.mkdir(parents=True, exist_ok=True)
         skipped: list[tuple[str, str]] = []
         results = []
         for names, images in read_batches(paths, config.batch_size, config.tolerant, skipped):
-            predictions = classify(
-                found, images, topk=config.topk, device=world.device, dtype=dtype, model=model
-            )
+            predictions = classify(found, images, topk=config.topk, device=world.device, dtype=dtype, model=model)
             for path, image, top in zip(names, images, predictions, strict=True):
                 lines = [f"{probability:6.1%}  {name}" for name, probability in top]
                 print(path, *lines, sep="\n  ")
-                target = output / path.relative_to(base).with_suffix(".png")
+                target = targets[path]
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with atomic_path(target) as temporary:
                     vision.annotate(image, lines).save(temporary, format="PNG")
