@@ -7,20 +7,21 @@ weights, in the metadata of a checkpoint. Only a bare state dict needs ``arch`` 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from dlx import checkpoint as checkpoints
 from dlx import weights
 from dlx.vision import Preprocessing
-from torch import nn
 
 from . import quantizers, registry
-from .convert import to_canonical
+from .convert import published_eps, to_canonical
 from .folder import imagenet_labels
-
 
 HEADS = ("fc.weight", "classifier.fc.weight", "classifier.1.weight")
 
@@ -80,6 +81,15 @@ def load(
     return found
 
 
+def load_published(model: nn.Module, state_dict: Mapping[str, Tensor], arch: str) -> None:
+    """Load tensors of any known layout, strictly, with the batch-norm epsilon they were trained with."""
+    weights.load_into(model, to_canonical(state_dict, arch))
+    eps = published_eps(state_dict, arch)
+    for module in model.modules():
+        if eps is not None and isinstance(module, nn.BatchNorm2d):
+            module.eps = eps
+
+
 def build_from(metadata: dict[str, Any]) -> nn.Module:
     """A model with fresh weights from a checkpoint's metadata."""
     channels = metadata["preprocessing"].get("channels", 3)
@@ -115,20 +125,29 @@ def _from_card(name: str) -> Classifier:
     classes = raw["class_names"] if "class_names" in raw else imagenet_labels()
     preprocessing = Preprocessing.from_dict(raw["preprocessing"])
     model = registry.build(raw["arch"], len(classes), in_channels=preprocessing.channels)
-    weights.load_into(model, to_canonical(weights.load_state_dict(weights.resolve(name)), raw["arch"]))
+    load_published(model, weights.load_state_dict(weights.resolve(name)), raw["arch"])
     return Classifier(model, raw["arch"], preprocessing, classes, name, raw)
 
 
 def _from_file(path: Path, arch: str | None) -> Classifier:
     if arch is None:
         raise ValueError(f"{path}: a bare weights file does not say what it is; give --arch")
-    state_dict = to_canonical(weights.load_state_dict(path), arch)
+    published = weights.load_state_dict(path)
+    state_dict = to_canonical(published, arch)
     head = next((value for key, value in state_dict.items() if key in HEADS), None)
     if head is None:
         raise ValueError(f"{path}: no classifier weight ({', '.join(HEADS)}) among its {len(state_dict)} tensors")
     classes = imagenet_labels()
     if len(head) != len(classes):
         classes = [f"class_{index}" for index in range(len(head))]
-    model = registry.build(arch, len(head))
+    channels = _input_channels(state_dict, arch)
+    model = registry.build(arch, len(head), in_channels=channels)
     weights.load_into(model, state_dict)
-    return Classifier(model, arch, default_preprocessing(arch), classes, str(path))
+    return Classifier(model, arch, default_preprocessing(arch, channels=channels), classes, str(path))
+
+
+def _input_channels(state_dict: dict[str, torch.Tensor], arch: str) -> int:
+    """1 where the first convolution takes grey pictures, else 3."""
+    with torch.device("meta"):
+        stem = next(name for name, value in registry.build(arch).state_dict().items() if value.dim() == 4)
+    return 1 if stem in state_dict and state_dict[stem].shape[1:2] == (1,) else 3
