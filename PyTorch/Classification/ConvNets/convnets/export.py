@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from dlx import config as configs
 from dlx import export as exports
 
@@ -24,7 +25,9 @@ from .quantizers import QuantizedClassifier
 class ExportConfig:
     """Write model.onnx with its metadata and prove that it computes what the model does."""
 
-    checkpoint: str = configs.field(help="a run's folder, a checkpoint, a weights file, or a name of `./dlx weights list`")
+    checkpoint: str = configs.field(
+        help="a run's folder, a checkpoint, a weights file, or a name of `./dlx weights list`"
+    )
     arch: str | None = configs.field(None, help="needed for a bare weights file only")
     output_dir: str = configs.field("exported", help="where model.onnx goes")
     batches: list[int] = configs.field([1, 3], help="batch sizes that are compared in onnxruntime", ge=1)
@@ -34,7 +37,7 @@ class ExportConfig:
 def export(found: pretrained.Classifier, path: Path, batches: tuple[int, ...] = (1, 3), atol: float = 1e-4) -> float:
     """Write the folded model to ``path``; returns the largest relative difference to the unfolded one.
 
-    Raises dlx.export.ParityError, and leaves no file, when onnxruntime disagrees.
+    Raises dlx.export.ParityError when onnxruntime disagrees; no failure leaves a file.
     """
     if isinstance(found.model, QuantizedClassifier):
         raise ValueError(f"{found.source} is quantised; the folder of its run holds the file, model_int8.onnx")
@@ -57,7 +60,7 @@ def export(found: pretrained.Classifier, path: Path, batches: tuple[int, ...] = 
     )
     try:
         difference = exports.check_onnx(path, found.model, example, batches=batches, atol=atol * scale, rtol=0.0)
-    except exports.ParityError:
+    except BaseException:  # also a graph that onnxruntime refuses, and Ctrl-C: what is unchecked must not stay
         path.unlink(missing_ok=True)
         raise
     return difference / scale

@@ -1,7 +1,7 @@
 """From nothing to a report in minutes on a CPU: prepare, train, evaluate, classify a picture, write the page.
 
-    ./dlx quickstart                                all of Fashion-MNIST, about three minutes on two cores
-    ./dlx quickstart -- --max_steps 60              a short look
+./dlx quickstart                                all of Fashion-MNIST, about three minutes on two cores
+./dlx quickstart -- --max_steps 60              a short look
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dlx import config as configs
 
-from . import data, evaluate, infer, pretrained, samples, train
+from . import evaluate, infer, pretrained, samples, train
 from .options import CONFIGS
 
 
@@ -19,12 +19,15 @@ def main(args: list[str] | None = None) -> None:
     arguments = ["--config", "quickstart", *(sys.argv[1:] if args is None else args)]
     config = configs.parse(train.TrainConfig, arguments, configs_dir=CONFIGS, prog="quickstart")
     print("1/4  data")
-    splits = data.open_data(config.data_dir or config.data)
+    splits = config.open()
+    if "val" not in splits or config.data == "synthetic" and not config.data_dir:
+        raise ValueError(f"quickstart needs pictures to evaluate; {config.data_dir or config.data} has none")
     print("2/4  train")
     train.run(config)
     print("3/4  evaluate the best checkpoint")
     output = Path(config.output_dir)
     source = ["--data_dir", config.data_dir] if config.data_dir else ["--data", config.data]
+    source += ["--workers", str(config.workers), "--tolerant", str(config.tolerant).lower()]
     result = evaluate.main(
         ["--checkpoint", str(output), "--output_dir", str(output / "evaluate"), "--device", config.device, *source]
     )
