@@ -24,6 +24,7 @@ from torch import Tensor
 from dlx import bench, dist
 from dlx import checkpoint as checkpoints
 from dlx import config as configs
+from dlx import record as records
 from dlx.record import Record
 from dlx.runlog import RunLog
 
@@ -267,6 +268,8 @@ def run(config: QuantizeConfig) -> dict[str, Any]:
         record = Record.start(
             TASK, "quantize", configs.to_dict(config), seed=config.seed, data=data_identity(config), run_id=log.run_id
         )
+        if loaded is not None and (output / records.FILE_NAME).is_file():
+            record.fields["curve"] = records.load(output).fields["curve"]  # of the part done earlier
         log.metadata("val.top1", unit="%", goal="MAXIMIZE", stage="VAL", format=":.2f")
         log.parameter(configs.to_dict(config) | {"arch": work.source.arch, "steps": work.total_steps})
         result = work.validate(work.source.model)
