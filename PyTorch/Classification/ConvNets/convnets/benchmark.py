@@ -17,11 +17,12 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+
 from dlx import bench, dist
 from dlx import config as configs
 from dlx.precision import autocast
 from dlx.record import Record
-from torch import Tensor
 
 from . import inference, optim, registry
 from .loader import Loader
@@ -45,7 +46,9 @@ class BenchmarkConfig(DataOptions):
     warmup: int = configs.field(10, help="calls that do not count", ge=1)
     iterations: int = configs.field(30, help="timed calls per turn", ge=1)
     pairs: int = configs.field(5, help="turns of each program", ge=1)
-    backends: list[str] = configs.field(["pytorch", "dali-cpu", "dali-gpu"], help="loaders of mode loader", group="data")
+    backends: list[str] = configs.field(
+        ["pytorch", "dali-cpu", "dali-gpu"], help="loaders of mode loader", group="data"
+    )
     output: str = configs.field("runs/benchmark.json", help="the record")
 
 
@@ -173,7 +176,9 @@ def measure_model(config: BenchmarkConfig, batch: int, device: torch.device) -> 
     rows = []
     for name, measurement in measured.items():
         row = {"program": name, "arch": config.arch, "batch_size": batch, **measurement.to_json()}
-        if name in ratios:
+        if name == "ours" and ratios:
+            row["ours_over_this"] = 1.0
+        elif name in ratios:
             row["ours_over_this"] = ratios[name][len(ratios[name]) // 2]
             row["ours_over_this_pairs"] = ratios[name]
         rows.append(row)

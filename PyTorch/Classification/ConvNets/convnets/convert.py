@@ -138,6 +138,16 @@ def _renamer(keys: set[str], arch: str) -> Rename:
     return lambda key: key
 
 
+def published_eps(state_dict: Mapping[str, Tensor], arch: str) -> float | None:
+    """The batch-norm epsilon that weights of this layout were trained with, where it is not the architecture's.
+
+    torchvision's and timm's EfficientNet b0-b4 have 1e-5, all others (and NVIDIA's) the 1e-3 of the paper's code.
+    """
+    keys = set(strip_prefixes(state_dict))
+    foreign = "features.0.0.weight" in keys or "conv_stem.weight" in keys
+    return 1e-5 if foreign and re.fullmatch(r"efficientnet_b[0-4]", arch) else None
+
+
 def to_canonical(state_dict: Mapping[str, Tensor], arch: str) -> dict[str, Tensor]:
     """The same tensors under this package's names. Keys it does not know stay as they are, for the strict load to report."""
     stripped = strip_prefixes(state_dict)

@@ -131,7 +131,11 @@ class DaliLoader(Loader):
             )
             packed = fn.io.file.read(names)
             box = {"start": starts, "shape": shapes, "axes": [0, 1]}
-            decoding = {"device": "mixed" if self.gpu else "cpu", "output_type": types.RGB, "hw_decoder_load": self.hardware_share}
+            decoding = {
+                "device": "mixed" if self.gpu else "cpu",
+                "output_type": types.RGB,
+                "hw_decoder_load": self.hardware_share,
+            }
             if self.decode_box:
                 images = fn.decoders.image_slice(packed, **box, **decoding)
             else:

@@ -16,12 +16,13 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+
 from dlx import config as configs
 from dlx import dist
 from dlx.precision import autocast
 from dlx.record import Record
 from dlx.runlog import RunLog
-from torch import Tensor, nn
 
 from . import pretrained
 from .options import CONFIGS, TASK, DataOptions
@@ -34,7 +35,9 @@ MAX_CONFUSION_CLASSES = 100
 class EvaluateConfig(DataOptions):
     """Measure a model's accuracy on the validation pictures."""
 
-    checkpoint: str = configs.field(help="a run's folder, a checkpoint, a weights file, or a name of `./dlx weights list`")
+    checkpoint: str = configs.field(
+        help="a run's folder, a checkpoint, a weights file, or a name of `./dlx weights list`"
+    )
     arch: str | None = configs.field(None, help="needed for a bare weights file only")
     split: str = configs.field("val", help="train or val", group="data")
     batch_size: int = configs.field(256, help="images per device", ge=1, group="data")

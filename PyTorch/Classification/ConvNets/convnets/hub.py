@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from dlx import fetch, paths, vision, weights
 from dlx.files import atomic_write, sha256
-from torch import Tensor, nn
 
 from . import pretrained as loading
 from . import registry
-from .convert import to_canonical
 from .folder import imagenet_labels
 
 NGC = "https://api.ngc.nvidia.com/v2/models/nvidia/{model}/versions/{version}/files/{file}"
@@ -78,7 +78,7 @@ def _model(
     state_dict = weights.load_state_dict(path)
     if state_dict_key_map_fn is not None:
         state_dict = {state_dict_key_map_fn(key): value for key, value in state_dict.items()}
-    weights.load_into(model, to_canonical(state_dict, arch))
+    loading.load_published(model, state_dict, arch)
     return model
 
 

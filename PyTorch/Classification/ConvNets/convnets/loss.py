@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def classification_loss(logits_NK: Tensor, labels_N: Tensor, smoothing: float = 0.0, mix: Tensor | None = None) -> Tensor:
+def classification_loss(
+    logits_NK: Tensor, labels_N: Tensor, smoothing: float = 0.0, mix: Tensor | None = None
+) -> Tensor:
     """Mean loss over the batch, in float32.
 
     With ``mix`` (a scalar tensor in [0, 1]) sample i has the target ``mix * y_i + (1 - mix) * y_(i-1)``, the partner

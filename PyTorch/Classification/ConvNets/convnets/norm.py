@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -93,4 +92,3 @@ def set_fused(model: nn.Module, fused: bool | None) -> nn.Module:
         if isinstance(module, BatchNormAct):
             module.fused = fused
     return model
-

@@ -34,7 +34,7 @@ def build_optimizer(
     alpha: float = 0.9,
     eps: float = 0.01,
 ) -> torch.optim.Optimizer:
-    """SGD or RMSprop on fused or batched kernels. On a GPU the learning rate is a tensor, so CUDA graphs can change it."""
+    """SGD or RMSprop on fused or batched kernels. On a GPU the rate is a tensor, which a CUDA graph can see change."""
     groups = parameter_groups(model, weight_decay, decays_norms)
     device = groups[0]["params"][0].device
     rate = torch.tensor(lr, device=device) if device.type == "cuda" else lr
@@ -94,7 +94,9 @@ class ModelEma:
             raise ValueError(f"EMA decay must lie between 0 and 1, got {decay}")
         self.decay = decay
         self.module = copy.deepcopy(model).eval().requires_grad_(False)
-        pairs = zip(self.module.state_dict(keep_vars=True).values(), model.state_dict(keep_vars=True).values(), strict=True)
+        pairs = zip(
+            self.module.state_dict(keep_vars=True).values(), model.state_dict(keep_vars=True).values(), strict=True
+        )
         self._averaged, self._sources = [], []
         self._counters: list[tuple[Tensor, Tensor]] = []
         for average, source in pairs:

@@ -21,7 +21,9 @@ class DataOptions:
 
     data: str = field("fashion-mnist", help="fashion-mnist, foolbox-images, synthetic or a folder", group="data")
     data_dir: str | None = field(
-        None, help="your own pictures: a folder with train/CLASS/*.jpg and val/CLASS/*.jpg (instead of data)", group="data"
+        None,
+        help="your own pictures: a folder with train/CLASS/*.jpg and val/CLASS/*.jpg (instead of data)",
+        group="data",
     )
     data_backend: Literal["pytorch", "dali-cpu", "dali-gpu", "synthetic"] = field(
         "pytorch", help="who decodes: Pillow in worker processes, DALI, or nobody", group="data", choices=BACKENDS

@@ -10,8 +10,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from dlx.files import atomic_path
 from PIL import Image
+
+from dlx.files import atomic_path
 
 
 def picture(generator: np.random.Generator) -> Image.Image:
@@ -35,7 +36,7 @@ def picture(generator: np.random.Generator) -> Image.Image:
 
 
 def generate(folder: Path, count: int, num_classes: int, seed: int = 0) -> Path:
-    """A class folder ``train`` of ``count`` pictures and ``val`` of an eighth of it. A finished folder is left alone."""
+    """Class folders ``train`` (``count`` pictures) and ``val`` (an eighth of it). A finished folder is left alone."""
     if folder.is_dir() and any(folder.iterdir()):
         if (folder / "train").is_dir() and (folder / "val").is_dir():
             return folder

@@ -1,8 +1,8 @@
 """Get a data set ready, or check your own pictures before training.
 
-    ./dlx run ConvNets prepare                                  Fashion-MNIST, 31 MB
-    ./dlx run ConvNets prepare -- --data_dir /data/mine         validate a folder: every problem, named
-    ./dlx run ConvNets prepare -- --data pictures --output_dir /tmp/pictures    generated JPEG for speed tests
+./dlx run ConvNets prepare                                  Fashion-MNIST, 31 MB
+./dlx run ConvNets prepare -- --data_dir /data/mine         validate a folder: every problem, named
+./dlx run ConvNets prepare -- --data pictures --output_dir /tmp/pictures    generated JPEG for speed tests
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class PrepareConfig:
     data: str = configs.field("fashion-mnist", help="fashion-mnist, foolbox-images or pictures (generated JPEG)")
     data_dir: str | None = configs.field(None, help="your own pictures to validate: train/CLASS/*.jpg, val/CLASS/*.jpg")
     source: str | None = configs.field(None, help="folder that already holds the data set's files")
-    check: str = configs.field("full", help="of your own pictures: headers or full (every byte)", choices=("headers", "full"))
+    check: str = configs.field(
+        "full", help="of your own pictures: headers or full (every byte)", choices=("headers", "full")
+    )
     output_dir: str = configs.field("pictures", help="where generated pictures go")
     num_pictures: int = configs.field(2048, help="generated pictures of the train split", ge=10)
     num_classes: int = configs.field(10, help="generated classes", ge=2)

@@ -42,9 +42,11 @@ ARCHITECTURES: dict[str, Architecture] = {
     "resnet101": Architecture(ResNet, ResNetConfig((3, 4, 23, 3)), 224, 44_549_160),
     "resnet152": Architecture(ResNet, ResNetConfig((3, 8, 36, 3)), 224, 60_192_808),
     "resnext101_32x4d": Architecture(
-        ResNet, ResNetConfig((3, 4, 23, 3), width=128, expansion=2, groups=32), 224, 44_177_704),
+        ResNet, ResNetConfig((3, 4, 23, 3), width=128, expansion=2, groups=32), 224, 44_177_704
+    ),
     "se_resnext101_32x4d": Architecture(
-        ResNet, ResNetConfig((3, 4, 23, 3), width=128, expansion=2, groups=32, se_ratio=16), 224, 48_955_416),
+        ResNet, ResNetConfig((3, 4, 23, 3), width=128, expansion=2, groups=32, se_ratio=16), 224, 48_955_416
+    ),
     "efficientnet_b0": _efficientnet(224, 5_288_548, 1.0, 1.0, 0.2),
     "efficientnet_b1": _efficientnet(240, 7_794_184, 1.0, 1.1, 0.2),
     "efficientnet_b2": _efficientnet(260, 9_109_994, 1.1, 1.2, 0.3),

@@ -164,7 +164,7 @@ class ResNet(nn.Module):
         self.reset_parameters(zero_init_residual)
 
     def reset_parameters(self, zero_init_residual: bool) -> None:
-        """He initialisation of convolutions; optionally a zero gain on the last norm of each block (Goyal et al. 2017)."""
+        """He initialisation; optionally a zero gain on the last norm of each block (Goyal et al. 2017)."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dlx.files import atomic_path
 from PIL import Image
 from torch import Tensor, nn
+
+from dlx.files import atomic_path
 
 from .loader import Loader
 from .step import Normalize

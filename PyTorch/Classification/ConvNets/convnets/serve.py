@@ -1,7 +1,7 @@
 """Write a Triton model repository: the exported graph, and a configuration generated from that graph.
 
-    ./dlx run ConvNets serve -- --checkpoint runs/quickstart --output_dir model_repository
-    tritonserver --model-repository model_repository
+./dlx run ConvNets serve -- --checkpoint runs/quickstart --output_dir model_repository
+tritonserver --model-repository model_repository
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from .options import CONFIGS
 class ServeConfig:
     """Export a classifier and lay it out for Triton."""
 
-    checkpoint: str = configs.field(help="a run's folder, a checkpoint, a weights file, or a name of `./dlx weights list`")
+    checkpoint: str = configs.field(
+        help="a run's folder, a checkpoint, a weights file, or a name of `./dlx weights list`"
+    )
     arch: str | None = configs.field(None, help="needed for a bare weights file only")
     name: str | None = configs.field(None, help="the model's name in the repository; its architecture by default")
     max_batch_size: int = configs.field(64, help="largest batch the server may form", ge=1)

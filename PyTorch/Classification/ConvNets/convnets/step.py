@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from dlx.precision import LossScaler, autocast
 from torch import Tensor, nn
+
+from dlx.precision import LossScaler, autocast
 
 from .loss import classification_loss, mixup
 from .optim import ModelEma
@@ -39,7 +40,7 @@ class Normalize(nn.Module):
 
 @dataclass
 class TrainState:
-    """All that a step reads and changes. ``forward`` is what is called: the model, its DDP wrapper or its compilation."""
+    """All that a step reads and changes. ``forward`` is what is called: the model, its DDP wrapper or compilation."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -81,7 +82,7 @@ def accumulate_gradients(state: TrainState, batch: Batch, mix: Tensor | None) ->
 
 
 def train_step(state: TrainState, batch: Batch, mix: Tensor | None = None) -> Tensor:
-    """One optimiser update over the micro-batches. Returns the mean loss as a tensor on the device (not yet waited for)."""
+    """One optimiser update over the micro-batches. Returns the mean loss as a tensor on the device, not waited for."""
     state.optimizer.zero_grad(set_to_none=True)
     loss = accumulate_gradients(state, batch, mix)
     if state.scaler:

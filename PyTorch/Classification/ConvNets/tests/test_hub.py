@@ -12,14 +12,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+
 from convnets import hub, registry
 from convnets.convert import strip_prefixes, to_canonical
 from dlx import weights
-from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[4]
 MODELS = [name for name in dir(hub) if name.startswith("nvidia_") and "utils" not in name]
-needs_hubconf = pytest.mark.skipif(not (ROOT / "hubconf.py").is_file(), reason="needs the whole repository (hubconf.py)")
+needs_hubconf = pytest.mark.skipif(
+    not (ROOT / "hubconf.py").is_file(), reason="needs the whole repository (hubconf.py)"
+)
 
 
 @needs_hubconf

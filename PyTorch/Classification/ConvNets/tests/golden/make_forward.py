@@ -53,6 +53,7 @@ def example(size: int = SIZE) -> Tensor:
 def main() -> None:
     import timm
     import torchvision
+
     from convnets.convert import to_canonical
 
     golden = {}
@@ -71,6 +72,7 @@ def main() -> None:
         logits = model(example())
         golden[arch] = {
             "library": library, "model": name, "version": module.__version__, "torch": torch.__version__,
+            "batch_norm_eps": next(m.eps for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)),
             "logits": logits[:, :KEPT].tolist(), "norm": logits.norm().item(),
         }  # fmt: skip
         print(arch, golden[arch]["norm"], flush=True)
