@@ -91,7 +91,9 @@ class World:
     def __enter__(self) -> World:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: object, *exception: object) -> None:
+        if kind is None:
+            self.barrier()  # a process that leaves early cuts the connections that others still use
         self.close()
 
 

@@ -1,4 +1,7 @@
-"""Run a module the way `python -m` does, but let Ctrl-C end it with status 130 and no traceback.
+"""Run a module the way `python -m` does, but end on a user's mistake with one line, on Ctrl-C with status 130.
+
+Errors of value, of files, of downloads and of arithmetic carry a message written for the user; their traceback is shown
+with DLX_DEBUG=1. Every other exception is a fault of the code and keeps its traceback.
 
 For example: `python -m dlx.entry convnets.train --config quickstart`
 """
@@ -20,9 +23,13 @@ def main() -> None:
     except KeyboardInterrupt:
         _leave(signal.SIGINT)
     except Exception as error:
-        if not hasattr(error, "sigval"):  # torchrun turns the signals that it gets into an exception
+        if hasattr(error, "sigval"):  # torchrun turns the signals that it gets into an exception
+            _leave(error.sigval)
+        for_user = isinstance(error, ValueError | OSError | ArithmeticError) or type(error).__name__ == "FetchError"
+        if not for_user or os.environ.get("DLX_DEBUG"):
             raise
-        _leave(error.sigval)
+        print(f"{module}: error: {error}\n(DLX_DEBUG=1 shows where)", file=sys.stderr)
+        sys.exit(1)
 
 
 def _leave(number: int) -> None:

@@ -82,6 +82,8 @@ class Task:
             "PYTHONPATH": f"{self.root / 'Tools'}{os.pathsep}{self.folder}",
             "PYTHONSAFEPATH": "1",  # the user's folder may hold a random.py; it is not Python's
             "PYTHONUNBUFFERED": "1",
+            # Threads that wait must not spin: with other work on the machine that costs tens of times what it saves.
+            "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
             "PATH": f"{env_folder / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
             "VIRTUAL_ENV": str(env_folder),
             "DLX_ROOT": str(self.root),

@@ -173,9 +173,9 @@ def test_torchrun_ends_without_a_traceback(ready):
     ready.write("PyTorch/Area/Alpha/alpha/train.py", code)
     done = ready.dlx("run", "Alpha", "train")
     assert done.returncode == 143 and done.stdout == "\nended by SIGTERM\n"
-    ready.write("PyTorch/Area/Alpha/alpha/train.py", "raise ValueError('mine')\n")
+    ready.write("PyTorch/Area/Alpha/alpha/train.py", "raise KeyError('mine')\n")
     done = ready.dlx("run", "Alpha", "train")
-    assert done.returncode == 1 and "ValueError: mine" in done.stdout
+    assert done.returncode == 1 and "KeyError: 'mine'" in done.stdout
 
 
 def test_a_verb_may_start_processes_of_its_own(ready):
@@ -228,6 +228,16 @@ def test_errors_have_no_traceback_unless_asked(tree):
     done = tree.dlx("list")
     assert done.returncode == 2 and "key 'state_note'" in done.stdout and "Traceback" not in done.stdout
     assert "Traceback" in tree.dlx("list", DLX_DEBUG="1").stdout
+
+
+def test_a_users_mistake_in_a_verb_is_one_line_and_a_fault_keeps_its_traceback(ready):
+    ready.task()
+    ready.write("PyTorch/Area/Alpha/alpha/train.py", "import sys\nraise eval(sys.argv[1])('what is wrong')\n")
+    done = ready.dlx("run", "Alpha", "train", "--", "ValueError")
+    assert done.returncode == 1 and "alpha.train: error: what is wrong" in done.stdout
+    assert "Traceback" not in done.stdout
+    assert "Traceback" in ready.dlx("run", "Alpha", "train", "--", "ValueError", DLX_DEBUG="1").stdout
+    assert "Traceback" in ready.dlx("run", "Alpha", "train", "--", "KeyError").stdout
 
 
 def test_interrupt_of_the_launcher_itself(tree):

@@ -154,3 +154,15 @@ def test_published_weights_classify_photographs(name, tmp_path):
     )
     assert result["samples"] == 20
     assert result["top1"] >= 90.0
+
+
+@needs_hubconf
+def test_the_documented_snippet_runs(tmp_path):
+    """docs/hub.md, with this repository and a generated picture in place of the names there."""
+    code = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "hub.md").read_text(), re.DOTALL)[1]
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 400, 3), np.uint8)).save(tmp_path / "photo.jpg")
+    code = code.replace("path/to/this/clone", str(ROOT))
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split(",")) >= 3
