@@ -1,5 +1,5 @@
 """Training augmentation whose every draw is a function of (seed, epoch, sample index): RandomResizedCrop, flip,
-AutoAugment (Cubuk et al., CVPR 2019), random erasing (Zhong et al., 2017), mixup (Zhang et al., 2017).
+AutoAugment (Cubuk et al., CVPR 2019), random erasing (Zhong et al., 2017), the weight of mixup (Zhang et al., 2017).
 
 So neither the number of workers or devices nor a resumed run changes what a sample looks like, and the Pillow and DALI
 loaders cut the same boxes. Differs from the AutoAugment paper as torchvision and NVIDIA's code do: colour operations
@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import torch
 from PIL import Image, ImageEnhance, ImageOps
 
 AUGMENTATIONS = ("none", "standard", "autoaugment", "erase")
@@ -199,16 +198,3 @@ def mixup_weight(alpha: float, seed: int, epoch: int, batch: int) -> float:
         return 1.0
     first, second = (draws(seed, epoch, batch, 2, MIXUP)[0] * 2**32).astype(np.uint64)
     return float(np.random.Generator(np.random.Philox(key=np.array([first, second]))).beta(alpha, alpha))
-
-
-def mixup(
-    images: torch.Tensor, targets: torch.Tensor, weight: float | torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mix each sample with its neighbour in the (shuffled) batch: float images NCHW and class probabilities (N, C).
-
-    A tensor `weight` on the device keeps the step free of host values, e.g. inside a CUDA graph.
-    """
-    return (
-        images * weight + images.roll(1, 0) * (1 - weight),
-        targets * weight + targets.roll(1, 0) * (1 - weight),
-    )

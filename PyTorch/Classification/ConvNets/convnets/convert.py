@@ -58,7 +58,7 @@ def _stage(match: re.Match, offset: int = 0) -> str:
 
 
 def _torchvision_efficientnet(key: str) -> str:
-    """``features.2.0.block.1.0.weight``: stage 1, block 0, second part (the depthwise one where there is an expansion)."""
+    """``features.2.0.block.1.0.weight``: stage 1, block 0, second part (depthwise where there is an expansion)."""
     match = re.match(r"features\.([1-7])\.(\d+)\.block\.(\d)\.(.+)$", key)
     if match:
         parts = ("depsep", "se", "proj") if match[1] == "1" else ("expand", "depsep", "se", "proj")
@@ -149,7 +149,7 @@ def published_eps(state_dict: Mapping[str, Tensor], arch: str) -> float | None:
 
 
 def to_canonical(state_dict: Mapping[str, Tensor], arch: str) -> dict[str, Tensor]:
-    """The same tensors under this package's names. Keys it does not know stay as they are, for the strict load to report."""
+    """The same tensors under this package's names. Unknown keys stay as they are, for the strict load to report."""
     stripped = strip_prefixes(state_dict)
     rename = _renamer(set(stripped), arch)
     converted: dict[str, Tensor] = {}

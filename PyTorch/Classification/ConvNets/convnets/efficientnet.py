@@ -200,7 +200,7 @@ class EfficientNet(nn.Module):
         self.reset_parameters(zero_init_residual)
 
     def reset_parameters(self, zero_init_residual: bool) -> None:
-        """Normal of variance 2 / fan_out for convolutions (fan_out per group), uniform +-1/sqrt(classes) for the head."""
+        """Normal of variance 2 / fan_out (per group) for convolutions, uniform +-1/sqrt(classes) for the head."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 fan_out = module.kernel_size[0] * module.kernel_size[1] * module.out_channels // module.groups

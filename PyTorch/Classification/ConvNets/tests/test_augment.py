@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from convnets import augment
@@ -165,17 +164,3 @@ def test_mixup_weight():
     assert augment.mixup_weight(0, 1, 0, 3) == 1
     with pytest.raises(ValueError, match="-1"):
         augment.mixup_weight(-1, 0, 0, 0)
-
-
-@pytest.mark.parametrize("as_tensor", [False, True])
-def test_mixup(as_tensor):
-    images = torch.rand(4, 3, 5, 5).contiguous(memory_format=torch.channels_last)
-    targets = torch.nn.functional.one_hot(torch.tensor([0, 1, 2, 1]), 3).float()
-    weight = torch.tensor(0.75) if as_tensor else 0.75
-    mixed, classes = augment.mixup(images, targets, weight)
-    assert mixed.is_contiguous(memory_format=torch.channels_last)
-    torch.testing.assert_close(mixed[1], 0.75 * images[1] + 0.25 * images[0])
-    torch.testing.assert_close(classes[0], torch.tensor([0.75, 0.25, 0.0]))
-    torch.testing.assert_close(classes.sum(1), torch.ones(4))
-    same, kept = augment.mixup(images, targets, 1.0)
-    assert torch.equal(same, images) and torch.equal(kept, targets)
