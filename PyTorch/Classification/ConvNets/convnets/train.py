@@ -36,7 +36,7 @@ from .options import CONFIGS, TASK, DataOptions
 from .resnet import ResNet
 from .step import Batch, GraphedStep, Normalize, TrainState, train_step
 
-CURVES = {"train.loss", "train.lr", "val.loss", "val.top1", "val.top5"}  # of the log, kept in the record
+CURVES = ("train.loss", "train.lr", "val.loss", "val.top1", "val.top5")  # of the log, kept in the record
 STOP_CHECK_STEPS = 10  # with several processes, asking whether any was told to stop costs an exchange
 
 
@@ -426,8 +426,11 @@ def run(config: TrainConfig) -> dict[str, Any]:
         )
         if loaded is not None:
             log.log((), {"resumed_from": str(loaded.path), "step": loaded.step})
-            _continue_record(record, output)
-            if _owes_evaluation(trainer, loaded, record):
+            owes = False
+            if world.is_main:  # who alone has the record, and so decides for all
+                _continue_record(record, output)
+                owes = _owes_evaluation(trainer, loaded, record)
+            if world.any(owes):
                 _evaluate_and_save(trainer, (loaded.step - 1) // trainer.steps_per_epoch, log, record, store)
         status = train(trainer, log, record, store)
         record.metric("parameters", parameters, "")
@@ -475,7 +478,7 @@ def _continue_record(record: Record, output: Path) -> None:
             curves = {name: {at: y for at, y in points.items() if at <= last} for name, points in curves.items()}
         elif entry["type"] == "LOG" and isinstance(entry["step"], list) and len(entry["step"]) == 2:
             curves, starts_anew = ({} if starts_anew else curves), False
-            for name in CURVES & set(entry["data"]):
+            for name in (name for name in CURVES if name in entry["data"]):
                 curves.setdefault(name, {})[entry["step"][1]] = entry["data"][name]
     record.fields["curve"] = {name: [[at, y] for at, y in sorted(points.items())] for name, points in curves.items()}
     if (output / records.FILE_NAME).is_file():
