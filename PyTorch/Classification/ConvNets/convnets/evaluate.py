@@ -106,8 +106,9 @@ def main(args: list[str] | None = None) -> dict[str, Any]:
         splits = config.open(num_classes=len(found.classes))
         check_classes(found, splits[config.split].classes, config.checkpoint)
         shape = found.preprocessing
-        config.resize, config.interpolation = config.resize or shape.resize, shape.interpolation
-        size = config.image_size or shape.crop
+        size, config.interpolation = config.image_size or shape.crop, shape.interpolation
+        if config.resize is None and size == shape.crop:  # at another size the stored resize would mean another crop
+            config.resize = shape.resize
         loader = config.loader(config.split, splits, False, world, image_size=size, channels=shape.channels)
         log = RunLog(config.output_dir, enabled=world.is_main)
         record = Record.start(TASK, "evaluate", configs.to_dict(config), seed=config.seed, run_id=log.run_id)
