@@ -9,6 +9,7 @@ Writes one JSON record; the README's tables are generated from the records in re
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -179,7 +180,7 @@ def measure_model(config: BenchmarkConfig, batch: int, device: torch.device) -> 
         if name == "ours" and ratios:
             row["ours_over_this"] = 1.0
         elif name in ratios:
-            row["ours_over_this"] = ratios[name][len(ratios[name]) // 2]
+            row["ours_over_this"] = statistics.median(ratios[name])
             row["ours_over_this_pairs"] = ratios[name]
         rows.append(row)
         print(f"batch {batch:4d}  {name:22s} {measurement}", flush=True)
