@@ -355,6 +355,7 @@ def test_what_cannot_work_is_said_before_training(arguments, message, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.filterwarnings("ignore:train.loss is nan")
 @pytest.mark.parametrize("more", [[], ["--log_every", "100", "--save_steps", "1"], ["--log_every", "100"]])
 def test_divergence_stops_and_names_the_last_good_checkpoint(more, tmp_path, monkeypatch):
     """Found by the logged loss, by a save, or at the end of the epoch; what is not finite is never saved."""
