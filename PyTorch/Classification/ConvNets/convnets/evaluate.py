@@ -9,6 +9,7 @@ N batch, K classes.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,9 +110,18 @@ def main(args: list[str] | None = None) -> dict[str, Any]:
         size, config.interpolation = config.image_size or shape.crop, shape.interpolation
         if config.resize is None and size == shape.crop:  # at another size the stored resize would mean another crop
             config.resize = shape.resize
+        # A batch is filled up with pictures that do not count: not more of them than there are pictures.
+        config.batch_size = min(config.batch_size, math.ceil(len(splits[config.split]) / world.size))
         loader = config.loader(config.split, splits, False, world, image_size=size, channels=shape.channels)
         log = RunLog(config.output_dir, enabled=world.is_main)
-        record = Record.start(TASK, "evaluate", configs.to_dict(config), seed=config.seed, run_id=log.run_id)
+        record = Record.start(
+            TASK,
+            "evaluate",
+            configs.to_dict(config),
+            seed=config.seed,
+            data=config.identity(),
+            run_id=log.run_id,
+        )
         result = evaluate(
             found.model,
             log.progress(iter(loader), len(loader), "evaluate"),

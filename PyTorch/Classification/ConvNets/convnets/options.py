@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from dlx import data as datasets
 from dlx.config import field
 
 from .data import BACKENDS, build_loader, open_data
@@ -40,6 +41,11 @@ class DataOptions:
     def open(self, **synthetic: Any) -> dict[str, Split]:
         """Read and validate the data, all problems reported at once."""
         return open_data(self.data_dir or self.data, tolerant=self.tolerant, **synthetic)
+
+    def identity(self) -> dict[str, str]:
+        """Hashes of registered data for the run record; a user's own folder has none."""
+        named = self.data if self.data_dir is None else None
+        return {named: datasets.identity(named)} if named in datasets.names() else {}
 
     def loader(self, split: str, splits: dict[str, Split], train: bool, world: Any, **options: Any) -> Loader:
         """The loader of a split on this process."""

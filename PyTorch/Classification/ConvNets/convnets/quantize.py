@@ -33,7 +33,6 @@ from .evaluate import check_classes, evaluate, record_results
 from .loader import Loader
 from .options import CONFIGS, TASK, DataOptions
 from .step import Normalize, TrainState, train_step
-from .train import data_identity
 
 
 @dataclass
@@ -266,7 +265,7 @@ def run(config: QuantizeConfig) -> dict[str, Any]:
             work.restore(loaded)
         log = RunLog(output)
         record = Record.start(
-            TASK, "quantize", configs.to_dict(config), seed=config.seed, data=data_identity(config), run_id=log.run_id
+            TASK, "quantize", configs.to_dict(config), seed=config.seed, data=config.identity(), run_id=log.run_id
         )
         if loaded is not None and (output / records.FILE_NAME).is_file():
             record.fields["curve"] = records.load(output).fields["curve"]  # of the part done earlier

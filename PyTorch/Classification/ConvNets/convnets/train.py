@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from dlx import checkpoint as checkpoints
 from dlx import config as configs
-from dlx import data as datasets
 from dlx import dist, report, runlog, weights
 from dlx import record as records
 from dlx.precision import LossScaler
@@ -396,12 +395,6 @@ def describe_metrics(log: RunLog) -> None:
     log.metadata("val.top5", unit="%", goal="MAXIMIZE", stage="VAL", format=":.2f")
 
 
-def data_identity(config: DataOptions) -> dict[str, str]:
-    """Hashes of registered data for the record; a user's folder has none."""
-    named = config.data if config.data_dir is None else None
-    return {named: datasets.identity(named)} if named in datasets.names() else {}
-
-
 def run(config: TrainConfig) -> dict[str, Any]:
     """Train by a configuration; returns the run record's fields."""
     torch.backends.cudnn.benchmark = True  # batches have one shape, so the search for the fastest kernels pays
@@ -414,7 +407,7 @@ def run(config: TrainConfig) -> dict[str, Any]:
             trainer.restore(loaded)
         log = RunLog(output, enabled=world.is_main, tensorboard=config.tensorboard)
         record = Record.start(
-            TASK, "train", configs.to_dict(config), seed=config.seed, data=data_identity(config), run_id=log.run_id
+            TASK, "train", configs.to_dict(config), seed=config.seed, data=config.identity(), run_id=log.run_id
         )
         describe_metrics(log)
         parameters = sum(parameter.numel() for parameter in trainer.state.model.parameters())
