@@ -7,8 +7,11 @@ frame of an animation. Only `to_tensor` and calling a `Preprocessing` import tor
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import io
 import os
+import unicodedata
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -30,6 +33,21 @@ INTERPOLATIONS = {
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
+LONGEST = 16  # longer than so many short sides, a picture is not scaled as a whole
+SHEET_LIMIT = 4096  # pixels of an annotated picture's longer side
+LARGEST_FONT = 64
+
+FONT_FOLDERS = ("~/.local/share/fonts", "~/.fonts", "/usr/local/share/fonts", "/usr/share/fonts", "/Library/Fonts")
+FONT_NAMES = (
+    "DejaVuSans.ttf",
+    "NotoSans-Regular.ttf",
+    "LiberationSans-Regular.ttf",
+    "NotoSansCJK-Regular.ttc",
+    "NotoSansArabic-Regular.ttf",
+    "NotoSansHebrew-Regular.ttf",
+    "NotoSansDevanagari-Regular.ttf",
+    "NotoSansThai-Regular.ttf",
+)
 
 
 def decode_image(source: ImageSource) -> Image.Image:
@@ -43,24 +61,32 @@ def decode_image(source: ImageSource) -> Image.Image:
     name = _describe(source)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             warnings.filterwarnings("ignore", message="Palette images with Transparency")
             warnings.filterwarnings("ignore", message="Corrupt EXIF data")
             if isinstance(source, Image.Image):
                 return _to_rgb(ImageOps.exif_transpose(source))
             opened = io.BytesIO(source) if isinstance(source, bytes | bytearray) else source
             with Image.open(opened) as image:
+                check_pixels(image)
                 image.load()
                 return _to_rgb(ImageOps.exif_transpose(image))
     except FileNotFoundError:
         raise ValueError(f"{name}: no such picture") from None
     except UnidentifiedImageError:
         raise ValueError(f"{name}: not a picture in a known format") from None
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+    except Image.DecompressionBombError as error:
         raise ValueError(f"{name}: refused, {error}") from error
     except (OSError, ValueError, SyntaxError, EOFError, IndexError, TypeError, AttributeError, KeyError) as error:
         # Pillow's readers let any of these through for a damaged file.
         raise ValueError(f"{name}: unreadable picture ({error})") from error
+
+
+def check_pixels(image: Image.Image) -> None:
+    """Raise Image.DecompressionBombError where an opened picture is larger than Pillow's limit (which only warns)."""
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit is not None and image.width * image.height > limit:
+        raise Image.DecompressionBombError(f"{image.width}x{image.height} are more than {limit} pixels")
 
 
 def _describe(source: ImageSource) -> str:
@@ -166,8 +192,9 @@ class Preprocessing:
         """Decoded, resized and cropped, in 8 bits: what the training loaders give for evaluation."""
         image = decode_image(image)
         if self.resize is not None:
-            image = resize_short(image, self.resize, self.interpolation)
-        image = centre_crop(image, self.crop)
+            image = resize_and_crop(image, self.resize, self.crop, self.interpolation)
+        else:
+            image = centre_crop(image, self.crop)
         return image.convert("L") if self.channels == 1 else image
 
     def __call__(self, image: ImageSource) -> torch.Tensor:
@@ -179,14 +206,31 @@ class Preprocessing:
         return (to_tensor(self.crop_image(image)) - mean) / std
 
 
+def short_side_sizes(width: int, height: int, size: int) -> tuple[int, int]:
+    """Width and height once the shorter side is `size`; the longer one is rounded down, at least `size`."""
+    if width <= height:
+        return size, max(size, size * height // width)
+    return max(size, size * width // height), size
+
+
 def resize_short(image: Image.Image, size: int, interpolation: str = "bilinear") -> Image.Image:
     """Scale so that the shorter side is `size` pixels; the longer one is rounded down, at least `size`."""
-    width, height = image.size
-    if width <= height:
-        target = (size, max(size, size * height // width))
-    else:
-        target = (max(size, size * width // height), size)
+    target = short_side_sizes(*image.size, size)
     return image if target == image.size else image.resize(target, INTERPOLATIONS[interpolation])
+
+
+def resize_and_crop(image: Image.Image, size: int, crop: int, interpolation: str = "bilinear") -> Image.Image:
+    """The centre `crop` x `crop` of the picture scaled to a shorter side of `size`: evaluation's way.
+
+    Of a very long picture only that part is computed: all of a line of 20000 pixels would be gigabytes.
+    """
+    width, height = short_side_sizes(*image.size, size)
+    if max(width, height) <= LONGEST * size:
+        return centre_crop(resize_short(image, size, interpolation), crop)
+    left, top = (width - crop) // 2, (height - crop) // 2
+    across, down = image.width / width, image.height / height
+    box = (left * across, top * down, (left + crop) * across, (top + crop) * down)
+    return image.resize((crop, crop), INTERPOLATIONS[interpolation], box=box)
 
 
 def centre_crop(image: Image.Image, size: int) -> Image.Image:
@@ -201,13 +245,21 @@ def centre_crop(image: Image.Image, size: int) -> Image.Image:
 
 
 def annotate(image: Image.Image, lines: Sequence[str], *, minimum_width: int = 320) -> Image.Image:
-    """The picture with a block of text lines below it, in a size that can be read; small pictures are enlarged."""
+    """The picture with a block of text lines below it, in a size that can be read.
+
+    Small pictures are enlarged, those with a side beyond SHEET_LIMIT reduced.
+    """
     picture = _enlarge(image.convert("RGB"), minimum_width)
-    size = max(14, picture.width // 24)
-    font = _font(size)
-    wrapped = [piece for line in lines for piece in _wrap(str(line), font, picture.width - size)]
+    if max(picture.size) > SHEET_LIMIT:
+        share = SHEET_LIMIT / max(picture.size)
+        picture = picture.resize([max(1, round(side * share)) for side in picture.size], Image.Resampling.BICUBIC)
+    width = max(picture.width, minimum_width // 2)
+    size = min(max(14, width // 24), LARGEST_FONT)
+    lines = [unicodedata.normalize("NFC", str(line)) for line in lines]
+    font = _font(size, "".join(lines))
+    wrapped = [piece for line in lines for piece in _wrap(line, font, width - size)]
     pitch = round(size * 1.3)
-    sheet = Image.new("RGB", (picture.width, picture.height + pitch * len(wrapped) + (size if wrapped else 0)), "white")
+    sheet = Image.new("RGB", (width, picture.height + pitch * len(wrapped) + (size if wrapped else 0)), "white")
     sheet.paste(picture, (0, 0))
     draw = ImageDraw.Draw(sheet)
     for row, text in enumerate(wrapped):
@@ -223,8 +275,9 @@ def contact_sheet(
         raise ValueError(f"need as many captions as pictures and at least one, got {len(captions)} and {len(images)}")
     columns = columns or min(len(images), max(1, round(len(images) ** 0.5 * 1.2)))
     size = max(11, cell // 16)
-    font = _font(size)
-    texts = [[p for line in str(c).splitlines() for p in _wrap(line, font, cell)] for c in captions]
+    captions = [unicodedata.normalize("NFC", str(caption)) for caption in captions]
+    font = _font(size, "".join(captions))
+    texts = [[p for line in c.splitlines() for p in _wrap(line, font, cell)] for c in captions]
     gap, pitch = max(4, cell // 28), round(size * 1.3)
     height = cell + pitch * max(len(text) for text in texts) + gap
     rows = -(-len(images) // columns)
@@ -242,14 +295,46 @@ def contact_sheet(
 
 def _enlarge(image: Image.Image, width: int) -> Image.Image:
     """Whole multiples of a small picture, so that its pixels stay visible."""
-    factor = width // image.width
+    factor = min(width // image.width, SHEET_LIMIT // image.height)
     if image.width * 2 > width or factor < 2:
         return image
     return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
 
 
-def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    return ImageFont.load_default(size=size)  # inside Pillow: no system font is needed
+@functools.cache
+def _font_files() -> tuple[str, ...]:
+    """The fonts of FONT_NAMES that this machine has, in that order; matplotlib carries the first."""
+    found: dict[str, str] = {}
+    for folder in FONT_FOLDERS:
+        for where, _, names in os.walk(os.path.expanduser(folder)):
+            for name in FONT_NAMES:
+                if name in names:
+                    found.setdefault(name, os.path.join(where, name))
+    matplotlib = importlib.util.find_spec("matplotlib")  # finds the package without running it
+    if matplotlib is not None and matplotlib.origin:
+        path = Path(matplotlib.origin).parent / "mpl-data" / "fonts" / "ttf" / FONT_NAMES[0]
+        if path.is_file():
+            found.setdefault(FONT_NAMES[0], str(path))
+    return tuple(found[name] for name in FONT_NAMES if name in found)
+
+
+def _font(size: int, text: str = "") -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """The first font here that can draw all of `text`, else the first, else the small one inside Pillow."""
+    fonts = []
+    for path in _font_files():
+        try:
+            fonts.append(ImageFont.truetype(path, size))
+        except OSError:
+            continue
+        if _draws(fonts[-1], text):
+            return fonts[-1]
+    return fonts[0] if fonts else ImageFont.load_default(size=size)
+
+
+def _draws(font: ImageFont.FreeTypeFont, text: str) -> bool:
+    """Whether the font has a glyph for every character: one that it lacks looks like one that no font has."""
+    missing = bytes(font.getmask("\U0010fffd"))
+    return all(bytes(font.getmask(c)) != missing for c in set(text) if not c.isspace())
 
 
 def _wrap(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> list[str]:

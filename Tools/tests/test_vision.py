@@ -151,6 +151,51 @@ def test_resize_short():
         assert vision.resize_short(Image.new("RGB", size), 32).size == expected
 
 
+@pytest.mark.parametrize("size", [(300, 18), (18, 300), (60, 45), (45, 61), (64, 64)])
+def test_resize_and_crop(size, monkeypatch):
+    """The old way exactly for ordinary pictures; cut before it is scaled, the same up to rounding."""
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), np.uint8))
+    for kind in vision.INTERPOLATIONS:
+        whole = np.asarray(vision.centre_crop(vision.resize_short(noise, 32, kind), 28))
+        if max(size) <= 16 * min(size):
+            np.testing.assert_array_equal(np.asarray(vision.resize_and_crop(noise, 32, 28, kind)), whole)
+        if kind == "bilinear":  # the others differ where a value is at the edge of two pixels or beyond 0 to 255
+            monkeypatch.setattr(vision, "LONGEST", 0)
+            cut = np.asarray(vision.resize_and_crop(noise, 32, 28, kind))
+            assert np.abs(cut.astype(int) - whole).max() <= 1
+            monkeypatch.undo()
+
+
+@pytest.mark.parametrize("size", [(20000, 1), (1, 20000)])
+def test_lines_stay_small(size, monkeypatch):
+    """No picture on the way is larger than a few thousand pixels on a side."""
+    made = []
+    resize = Image.Image.resize
+    monkeypatch.setattr(Image.Image, "resize", lambda self, to, *a, **k: made.append(to) or resize(self, to, *a, **k))
+    line = Image.new("RGB", size, "red")
+    assert vision.Preprocessing().crop_image(line).size == (224, 224)
+    sheet = vision.annotate(line, ["a class with a name", "another"])
+    assert max(sheet.size) <= vision.SHEET_LIMIT + 200 and sheet.width >= 160
+    vision.contact_sheet([line], ["x"])
+    assert max(w * h for w, h in made) <= vision.SHEET_LIMIT * 320
+
+
+def test_captions_have_letters_of_all_kinds():
+    def drawn(text):
+        return vision.annotate(Image.new("RGB", (320, 20)), [text]).tobytes()
+
+    texts = ["ü", "é", "ł", "я", "Ω", "ß"]
+    assert len({drawn(text) for text in texts}) == len(texts), "a font without them draws the same box for all"
+    assert drawn("gru\u0308n") == drawn("gr\u00fcn")
+
+
+def test_captions_without_any_font_file(monkeypatch):
+    monkeypatch.setattr(vision, "_font_files", lambda: ())
+    test_captions()
+    monkeypatch.setattr(vision, "_font_files", lambda: ("/nowhere/DejaVuSans.ttf",))
+    test_captions()
+
+
 def test_captions():
     picture = half_white("RGB")
     sheet = vision.annotate(picture, ["one", "a long line " * 12])

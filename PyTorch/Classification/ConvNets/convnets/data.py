@@ -105,8 +105,7 @@ class PictureDataset(torch.utils.data.Dataset):
         """uint8 (size, size, 3)."""
         image = vision.decode_image(self.samples.paths[index])
         if not self.train or self.augmentation == "none":
-            image = vision.resize_short(image, self.resize, self.interpolation)
-            return np.asarray(vision.centre_crop(image, self.size))
+            return np.asarray(vision.resize_and_crop(image, self.resize, self.size, self.interpolation))
         values = augment.draws(self.seed, epoch, index, augment.GEOMETRY_DRAWS)[0]
         resample = vision.INTERPOLATIONS[self.interpolation]
         image = augment.random_resized_crop(image, self.size, values, resample)
