@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime
 import os
 import random
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -120,8 +121,18 @@ def init(device: str = "auto", *, timeout_minutes: float = 10) -> World:
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
         options["device_id"] = chosen
+    if os.environ.get("LOCAL_WORLD_SIZE") == str(size):
+        _use_loopback()
     torch.distributed.init_process_group(backend, **options)
     return World(rank, size, local_rank, local_size, chosen, backend)
+
+
+def _use_loopback() -> None:
+    """All processes run here, so they need no host name (in a container it may not resolve) and no other interface."""
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+    if loopback:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
 
 
 def _pick_device(device: str, local_rank: int, local_size: int) -> torch.device:

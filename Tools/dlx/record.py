@@ -181,6 +181,8 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     torch = sys.modules.get("torch")  # not imported for this: it takes seconds, and other frameworks do without
+    if torch is not None:
+        found["torch"] = str(torch.__version__)  # the installed package may leave out the build, "+cu130" or "+cpu"
     if torch is not None and getattr(torch.version, "cuda", None):
         found["cuda"] = torch.version.cuda
         if torch.backends.cudnn.is_available():

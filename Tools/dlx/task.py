@@ -16,6 +16,8 @@ from dlx.paths import repo_root
 VERBS = ("quickstart", "prepare", "train", "evaluate", "infer", "benchmark", "quantize", "export", "serve")
 STATES = ("complete", "partial", "planned")
 DEFAULT_TASK = "ConvNets"
+# torchrun on this machine alone. It would tell its processes the host's name, which need not resolve (containers).
+TORCHRUN = ("torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1")
 # Key -> (type, required). The tables [verbs] and [test] are read on their own.
 KEYS = {
     "name": (str, True),
@@ -71,7 +73,7 @@ class Task:
         if nproc and nproc != "1":
             if self.framework not in ("PyTorch", "DGLPyTorch", "CUDA-Optimized"):
                 raise TaskError(f"{self.name}: --nproc is for torchrun, which {self.framework} does not use")
-            torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", nproc, "-m"]
+            torchrun = [*TORCHRUN, "--nproc-per-node", nproc, "-m"]
             return ["python", "-m", "dlx.entry", *torchrun, "dlx.entry", entry, *arguments]
         return ["python", "-m", "dlx.entry", entry, *arguments]
 

@@ -12,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import dlx.dist as dist  # noqa: E402
+from dlx.task import TORCHRUN  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +81,7 @@ with dist.init("cpu") as world:
 
 def test_two_processes_under_torchrun(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launcher = ["-m", *TORCHRUN, "--nproc-per-node", "2"]
     command = [sys.executable, *launcher, "program.py", "log"]
     path = os.pathsep.join([str(Path(dist.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
@@ -88,6 +89,28 @@ def test_two_processes_under_torchrun(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "fine0").exists() and (tmp_path / "fine1").exists()
     assert (tmp_path / "log").read_text() == "01"
+
+
+def test_processes_of_one_host_talk_over_loopback(monkeypatch):
+    """The host's name may not resolve, and its other interfaces may be closed."""
+    joined = []
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *args, **options: joined.append(args))
+    monkeypatch.setattr(dist.socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "no-such-host"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("GLOO_SOCKET_IFNAME", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    dist.init("cpu")  # LOCAL_WORLD_SIZE unknown: perhaps several hosts
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    dist.init("cpu")
+    assert os.environ["MASTER_ADDR"] == "no-such-host" and "GLOO_SOCKET_IFNAME" not in os.environ
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    dist.init("cpu")
+    assert (os.environ["MASTER_ADDR"], os.environ["GLOO_SOCKET_IFNAME"]) == ("127.0.0.1", "lo")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    dist.init("cpu")
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth0" and joined == [("gloo",)] * 4
 
 
 def test_accumulation():

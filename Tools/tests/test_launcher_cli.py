@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from dlx.task import TORCHRUN
+
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [
     "list",
@@ -129,7 +131,7 @@ def test_nproc_starts_torchrun(ready):
     ready.write("PyTorch/Area/Alpha/torch/distributed/__init__.py", "")
     ready.write("PyTorch/Area/Alpha/torch/distributed/run.py", fake)
     done = ready.dlx("run", "Alpha", "train", "--nproc", "2", "--", "--epochs", "1")
-    torchrun, worker = ["--standalone", "--nproc-per-node", "2"], ["-m", "dlx.entry", "alpha.train", "--epochs", "1"]
+    torchrun, worker = [*TORCHRUN[1:], "--nproc-per-node", "2"], ["-m", "dlx.entry", "alpha.train", "--epochs", "1"]
     assert ast.literal_eval(done.stdout) == torchrun + worker
     assert ready.dlx("run", "Alpha", "train", "--nproc", "0").returncode == 2
     ready.task("Kaldi/Gamma")

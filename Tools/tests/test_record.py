@@ -5,6 +5,8 @@ import math
 import os
 import socket
 import subprocess
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -51,6 +53,13 @@ def test_conditions():
     assert versions()["numpy"] == np.__version__
     text = json.dumps(make().fields)
     assert socket.gethostname() not in text or len(socket.gethostname()) < 4
+
+
+def test_the_version_of_torch_names_its_build(monkeypatch):
+    """Wheels of the package index say 2.13.0 where torch itself says 2.13.0+cu130."""
+    loaded = SimpleNamespace(__version__="9.9.0+cu130", version=SimpleNamespace(cuda=None))
+    monkeypatch.setitem(sys.modules, "torch", loaded)
+    assert versions()["torch"] == "9.9.0+cu130"
 
 
 def test_command_without_the_launcher(monkeypatch):

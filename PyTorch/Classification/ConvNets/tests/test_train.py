@@ -25,6 +25,7 @@ from dlx import checkpoint as checkpoints
 from dlx import config as configs
 from dlx import record as records
 from dlx import runlog
+from dlx.task import TORCHRUN
 
 TESTS = Path(__file__).parent
 
@@ -240,7 +241,7 @@ def two_processes(tmp_path_factory) -> Path:
     jobs.append({"verb": "train", "args": [*drawing, "--output_dir", str(folder / "straight")]})
     middle = str(folder / "straight" / "checkpoints" / "step_00000002")
     jobs.append({"verb": "train", "args": [*drawing, "--output_dir", str(folder / "resumed"), "--resume", middle]})
-    output = finish(start(jobs, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"))
+    output = finish(start(jobs, "-m", *TORCHRUN, "--nproc-per-node", "2"))
     (folder / "output.txt").write_text(output)
     return folder
 
