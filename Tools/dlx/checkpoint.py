@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .dist import World
 from .files import atomic_path, atomic_write, lock, sha256
 from .runlog import strict
 from .tensors import (
@@ -47,8 +48,8 @@ from .tensors import (
     unwrap,
 )
 
-__all__ = ["CheckpointError", "Checkpoints", "Loaded", "StopSignal", "load", "resume", "rng_state", "set_rng_state",
-           "unwrap"]  # fmt: skip
+__all__ = ["CheckpointError", "Checkpoints", "Loaded", "StopSignal", "Stopped", "ignore_stop_signals", "load", "resume",
+           "rng_state", "set_rng_state", "unwrap"]  # fmt: skip
 
 SCHEMA = 1
 _FOLDER = re.compile(r"step_(\d{8,})(?:\.(\d+))?")
@@ -131,6 +132,18 @@ class Checkpoints:
             atomic_write(self.directory / "last", target.name + "\n")
             self._prune(target)
         return target
+
+    def mark(self, path: Path, metric: float, best: bool = False) -> None:
+        """Add to a saved checkpoint what an evaluation found later: saving first, a kill in the evaluation costs less.
+
+        The metric comes last, so a checkpoint that has one was wholly marked.
+        """
+        with lock(self.directory / ".lock", message=f"waiting for another process that saves in {self.directory}"):
+            meta = _read_meta(path)
+            if best:
+                atomic_write(self.directory / "best", path.name + "\n")
+            atomic_write(path / _META, json.dumps(meta | {"metric": strict(metric)}, indent=1, allow_nan=False) + "\n")
+            self._prune(self.directory / (self._pointer("last") or path.name))
 
     def latest(self) -> Path | None:
         """The newest whole checkpoint, or None. Each damaged one that is passed over gives a warning."""
@@ -309,21 +322,62 @@ def set_rng_state(state: dict[str, Any]) -> None:
 # -------------------------------------------------------------------------------------------------------- stopping
 
 
+ASK_SECONDS = 1.0  # about how often several processes ask each other whether to stop
+ASK_STEPS = 10  # and after how many steps at the latest
+
+# A hangup is a closed terminal or a lost connection.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Stopped(SystemExit):
+    """A run that a signal ended, after it saved: the program leaves with the status that shells give such an end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+
+
 class StopSignal:
-    """Within the block, SIGTERM and the first Ctrl-C only set `requested`; the loop then saves and leaves.
+    """Within the block, SIGTERM, SIGHUP and the first Ctrl-C only set `requested`; the loop then saves and leaves.
 
     A second Ctrl-C interrupts as usual. In a thread other than the main one, where Python cannot catch signals,
-    `requested` stays False. With several processes ask `world.any(stop.requested)`, so that all stop at one step.
+    `requested` stays False. Signals reach the processes of a `world` at different steps: each calls `agreed` once per
+    step, so that all stop at one. Afterwards `raise Stopped(number)` says to whoever started the run that it ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, world: World | None = None) -> None:
         self.requested = False
         self.signal: str | None = None
+        self.world = world
         self._previous: dict[int, Any] = {}
+        self._steps, self._due, self._clock = 0, 1, time.perf_counter()
+
+    def agreed(self) -> bool:
+        """Whether any process was told to stop: the same answer on all of them, if all call it after every step.
+
+        Asking costs an exchange, so it happens about every second: after each step where steps are slow, since a
+        launcher grants little time between SIGTERM and SIGKILL.
+        """
+        if self.world is None or self.world.size == 1:
+            return self.requested
+        self._steps += 1
+        if self._steps < self._due:
+            return False
+        pace = (time.perf_counter() - self._clock) / self._steps
+        # Every process must ask at the same step, so all go by the time that the first one measured.
+        question = torch.tensor([float(self.requested), pace if self.world.is_main else 0.0], dtype=torch.float64)
+        told, pace = self.world.sum(question).tolist()
+        self._due = min(max(int(ASK_SECONDS / max(pace, 1e-9)), 1), ASK_STEPS)
+        self._steps, self._clock = 0, time.perf_counter()
+        return told > 0
+
+    def number(self) -> int | None:
+        """The number of the signal that any process got, None if none did. Call it on every process."""
+        own = signal.Signals[self.signal].value if self.signal else 0
+        return max(self.world.gather(own) if self.world else [own]) or None
 
     def __enter__(self) -> StopSignal:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in STOP_SIGNALS:
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 
@@ -337,3 +391,12 @@ class StopSignal:
             raise KeyboardInterrupt
         self.requested = True
         self.signal = signal.Signals(number).name
+
+
+def ignore_stop_signals(*_: object) -> None:
+    """For a data loader's worker (`worker_init_fn`): a signal to the whole group of processes must not end it.
+
+    The process that trains needs its workers until it has saved; they leave when it does, or when it dies.
+    """
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)

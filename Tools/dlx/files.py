@@ -71,7 +71,10 @@ def lock(path: str | os.PathLike[str], timeout: float | None = None, message: st
                 if deadline is not None and time.monotonic() >= deadline:
                     raise TimeoutError(f"{path}: still locked by another process after {timeout:g} s") from None
                 time.sleep(0.05)
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(stream, fcntl.LOCK_UN)  # closing alone leaves it to forked children, who hold the file as well
 
 
 def human_bytes(count: float) -> str:

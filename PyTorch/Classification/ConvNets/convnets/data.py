@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from dlx import vision
+from dlx.checkpoint import ignore_stop_signals
 
 from . import augment, folder, memory
 from .folder import DataError, Samples
@@ -51,7 +52,16 @@ def open_data(
     return dict(folder.read_folder(data, tolerant=tolerant, check=check))
 
 
+def split_of(data: dict[str, Split], name: str) -> Split:
+    """DataError with the names there are, if `name` is not one."""
+    if name not in data:
+        raise DataError(f"the data has no split {name!r}, only {', '.join(data)}")
+    return data[name]
+
+
 # Files through Pillow
+
+Item = tuple[torch.Tensor, torch.Tensor, list[tuple[str, str]]]
 
 
 class PictureDataset(torch.utils.data.Dataset):
@@ -81,7 +91,14 @@ class PictureDataset(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __getitem__(self, batch: list[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor, list[tuple[str, str]]]:
+    def __getitem__(self, batch: list[tuple[int, int]]) -> Item | DataError:
+        """An error is returned, not raised: torch would wrap one of a worker process into its traceback."""
+        try:
+            return self.read(batch)
+        except DataError as error:
+            return error
+
+    def read(self, batch: list[tuple[int, int]]) -> Item:
         images = np.zeros((len(batch), self.size, self.size, 3), np.uint8)
         labels = np.full(len(batch), -1, np.int64)
         faults: list[tuple[str, str]] = []
@@ -99,6 +116,8 @@ class PictureDataset(torch.utils.data.Dataset):
                     if not self.tolerant:
                         raise DataError(str(error)) from None
                     faults.append((self.samples.paths[sample], str(error)))
+            if self.train and labels[row] < 0:
+                raise DataError(f"not one of the {len(self.samples)} pictures can be read; {faults[0][1]}")
         return torch.from_numpy(images), torch.from_numpy(labels), faults
 
     def picture(self, epoch: int, index: int) -> np.ndarray:
@@ -148,6 +167,7 @@ class PillowLoader(Loader):
             prefetch_factor=prefetch if workers else None,
             persistent_workers=workers > 0,
             pin_memory=device.type == "cuda",
+            worker_init_fn=ignore_stop_signals,
             generator=torch.Generator(),  # else every iteration would draw from the global generator
         )
 
@@ -155,7 +175,10 @@ class PillowLoader(Loader):
         return to_device(self._host_batches(), self.device)
 
     def _host_batches(self) -> Iterator[Batch]:
-        for images, labels, faults in self.batches:
+        for item in self.batches:
+            if isinstance(item, DataError):
+                raise item
+            images, labels, faults = item
             known = {path for path, _ in self.skipped}
             self.skipped += [fault for fault in dict(faults).items() if fault[0] not in known]
             yield images.permute(0, 3, 1, 2), labels
@@ -210,9 +233,7 @@ def build_loader(
         # DALI cannot pass over a bad file in the middle of a batch, so all must be known before.
         check = "full" if tolerant and backend.startswith("dali") else "headers"
         data = open_data(data, home=home, tolerant=tolerant, check=check)
-    if split not in data:
-        raise DataError(f"the data has no split {split!r}, only {', '.join(data)}")
-    chosen = data[split]
+    chosen = split_of(data, split)
     device = torch.device(device)
     plan = Plan(len(chosen), batch_size, train, seed, world_rank, world_size)
     loader: Loader

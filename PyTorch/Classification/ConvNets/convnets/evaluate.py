@@ -26,6 +26,7 @@ from dlx.record import Record
 from dlx.runlog import RunLog
 
 from . import pretrained
+from .data import split_of
 from .options import CONFIGS, TASK, DataOptions
 from .step import Normalize
 
@@ -83,6 +84,8 @@ def evaluate(
             )
     model.train(training)
     loss, top1, top5, count = world.sum(sums).tolist()
+    if not count:
+        raise ValueError("not one of the pictures to evaluate can be read (tolerant is set, which passes over them)")
     result = {"loss": loss / count, "top1": 100 * top1 / count, "top5": 100 * top5 / count, "samples": int(count)}
     if keeps_confusion:
         result["confusion"] = world.sum(confusion).view(num_classes, num_classes).tolist()
@@ -105,13 +108,14 @@ def main(args: list[str] | None = None) -> dict[str, Any]:
         found = pretrained.load(config.checkpoint, arch=config.arch, device=world.device)
         found.model.to(memory_format=torch.channels_last)
         splits = config.open(num_classes=len(found.classes))
-        check_classes(found, splits[config.split].classes, config.checkpoint)
+        split = split_of(splits, config.split)
+        check_classes(found, split.classes, config.checkpoint)
         shape = found.preprocessing
         size, config.interpolation = config.image_size or shape.crop, shape.interpolation
         if config.resize is None and size == shape.crop:  # at another size the stored resize would mean another crop
             config.resize = shape.resize
         # A batch is filled up with pictures that do not count: not more of them than there are pictures.
-        config.batch_size = min(config.batch_size, math.ceil(len(splits[config.split]) / world.size))
+        config.batch_size = min(config.batch_size, math.ceil(len(split) / world.size))
         loader = config.loader(config.split, splits, False, world, image_size=size, channels=shape.channels)
         log = RunLog(config.output_dir, enabled=world.is_main)
         record = Record.start(

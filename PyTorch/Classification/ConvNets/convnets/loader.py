@@ -44,9 +44,11 @@ class Plan:
         if self.count < 1:
             raise DataError("the split holds no samples")
         if self.train and self.count < self.global_batch_size:
+            largest = self.count // self.world_size
+            advice = f"lower --batch_size to {largest} or less" if largest else "start fewer processes"
             raise DataError(
                 f"{self.count} training samples do not fill one global batch of {self.global_batch_size} "
-                f"({self.world_size} x batch_size {self.batch_size})"
+                f"({self.world_size} x batch_size {self.batch_size}): {advice}"
             )
 
     @property

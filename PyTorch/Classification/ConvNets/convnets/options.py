@@ -38,6 +38,10 @@ class DataOptions:
     seed: int = field(1, help="of weights, order and augmentation", ge=0)
     device: str = field("auto", help="auto, cpu, cuda or cuda:N")
 
+    def __post_init__(self) -> None:
+        if self.data_dir:
+            self.data = self.data_dir  # so that logs and records name what was read, not the default
+
     def open(self, **synthetic: Any) -> dict[str, Split]:
         """Read and validate the data, all problems reported at once."""
         return open_data(self.data_dir or self.data, tolerant=self.tolerant, **synthetic)

@@ -12,7 +12,19 @@ from pathlib import Path
 from dlx import config as configs
 
 from . import evaluate, infer, pretrained, samples, train
+from .data import split_of
 from .options import CONFIGS
+
+MIN_STEPS = 4  # per epoch, else there is little to learn from
+
+
+def fit_batch(config: train.TrainConfig, count: int) -> None:
+    """Lower batch and learning rate alike where the pictures would make less than MIN_STEPS steps per epoch."""
+    fitting = max(count // MIN_STEPS, min(2, count))
+    if config.batch_size > fitting and config.global_batch_size is None:
+        rate = config.lr if config.lr_batch_size else config.lr * fitting / config.batch_size
+        print(f"     {count} pictures: batch_size {config.batch_size} -> {fitting}, lr {config.lr:g} -> {rate:g}")
+        config.batch_size, config.lr = fitting, rate
 
 
 def main(args: list[str] | None = None) -> None:
@@ -20,8 +32,10 @@ def main(args: list[str] | None = None) -> None:
     config = configs.parse(train.TrainConfig, arguments, configs_dir=CONFIGS, prog="quickstart")
     print("1/4  data")
     splits = config.open()
+    split_of(splits, "train")
     if "val" not in splits or config.data == "synthetic" and not config.data_dir:
         raise ValueError(f"quickstart needs pictures to evaluate; {config.data_dir or config.data} has none")
+    fit_batch(config, len(splits["train"]))
     print("2/4  train")
     train.run(config)
     print("3/4  evaluate the best checkpoint")

@@ -11,77 +11,30 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import signal
+import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dlx import checkpoint as checkpoints
 from dlx import config as configs
-from dlx import dist, report, runlog, weights
-from dlx import record as records
+from dlx import dist, report, weights
 from dlx.precision import LossScaler
 from dlx.record import Record
 from dlx.runlog import RunLog
 
-from . import optim, pretrained, registry, samples
+from . import optim, pretrained, registry, resuming, samples
 from .augment import mixup_weight
 from .evaluate import evaluate, record_results
-from .options import CONFIGS, TASK, DataOptions
+from .options import CONFIGS, TASK
+from .recipe import TrainConfig
 from .resnet import ResNet
 from .step import Batch, GraphedStep, Normalize, TrainState, train_step
-
-CURVES = ("train.loss", "train.lr", "val.loss", "val.top1", "val.top5")  # of the log, kept in the record
-STOP_CHECK_STEPS = 10  # with several processes, asking whether any was told to stop costs an exchange
-
-
-@dataclass
-class TrainConfig(DataOptions):
-    """Train a classifier. `--config NAME` takes a recipe of configs/, `--key value` changes it."""
-
-    arch: str = configs.field("resnet50", help="a name of convnets.registry", group="model")
-    num_classes: int | None = configs.field(None, help="of synthetic data; else the data says", ge=1, group="model")
-    zero_init_residual: bool = configs.field(False, help="start every residual branch at zero", group="model")
-    init_from: str | None = configs.field(None, help="start from these weights (card, run or file)", group="model")
-    epochs: int = configs.field(90, help="passes over the training pictures", ge=1, group="recipe")
-    max_steps: int | None = configs.field(None, help="stop after this many optimiser steps", ge=1, group="recipe")
-    global_batch_size: int | None = configs.field(
-        None, help="images per optimiser step over all devices; reached by accumulation", ge=1, group="recipe"
-    )
-    optimizer: Literal["sgd", "rmsprop"] = configs.field("sgd", help="see optim.py", group="recipe")
-    lr: float = configs.field(0.256, help="peak learning rate at lr_batch_size", gt=0, group="recipe")
-    lr_batch_size: int | None = configs.field(
-        256, help="lr is scaled by global batch / this; null: lr is used as it is", ge=1, group="recipe"
-    )
-    lr_schedule: Literal["cosine", "linear", "step", "constant"] = configs.field("cosine", group="recipe")
-    lr_milestones: list[float] = configs.field([], help="epochs at which step divides the rate by 10", group="recipe")
-    end_lr: float = configs.field(0.0, help="rate that cosine and linear end at", ge=0, group="recipe")
-    warmup_epochs: float = configs.field(8.0, help="linear warm-up", ge=0, group="recipe")
-    momentum: float = configs.field(0.875, ge=0, lt=1, group="recipe")
-    nesterov: bool = configs.field(False, help="Nesterov momentum (sgd)", group="recipe")
-    weight_decay: float = configs.field(3.0517578125e-5, help="not of norms and biases", ge=0, group="recipe")
-    bn_weight_decay: bool = configs.field(False, help="decay norms and biases too", group="recipe")
-    label_smoothing: float = configs.field(0.1, ge=0, lt=1, group="recipe")
-    mixup: float = configs.field(0.0, help="alpha of the Beta distribution; 0 is off", ge=0, group="recipe")
-    augmentation: Literal["none", "standard", "autoaugment", "erase"] = configs.field("standard", group="recipe")
-    ema_decay: float = configs.field(
-        0.0, help="of the averaged weights that are evaluated; 0 is off", ge=0, lt=1, group="recipe"
-    )
-    precision: Literal["fp32", "tf32", "bf16", "fp16"] = configs.field("fp32", help="of the matrix products")
-    engine: Literal["auto", "eager", "graph", "compile"] = configs.field(
-        "auto", help="how a step runs; auto: a CUDA graph or torch.compile on one GPU, else eager"
-    )
-    output_dir: str = configs.field("runs/train", help="folder of this run")
-    resume: str = configs.field("auto", help="auto: continue what output_dir holds; a folder; or none")
-    keep_checkpoints: int = configs.field(2, help="newest checkpoints kept besides the best", ge=1)
-    save_steps: int | None = configs.field(None, help="also save every so many steps", ge=1)
-    evaluate_epochs: int = configs.field(1, help="evaluate and save every so many epochs", ge=1)
-    log_every: int = configs.field(20, help="steps between log lines", ge=1)
-    tensorboard: bool = configs.field(False, help="also write TensorBoard events")
 
 
 def resolve_engine(config: TrainConfig, world: dist.World, model: nn.Module) -> str:
@@ -121,7 +74,8 @@ class Trainer:
         self.steps_per_epoch = len(self.train_loader) // self.accumulation
         if self.steps_per_epoch == 0:
             raise ValueError(
-                f"global_batch_size {global_batch} is more than the {self.train_loader.num_samples} training pictures"
+                f"global_batch_size {global_batch} is more than the {self.train_loader.num_samples} training pictures: "
+                "lower --global_batch_size"
             )
         self.total_steps = self.steps_per_epoch * config.epochs
         if config.max_steps:
@@ -248,18 +202,33 @@ class Trainer:
             "classes": self.classes,
             "preprocessing": self.preprocessing.to_dict(),
             "config": configs.to_dict(self.config),
+            "conditions": self.conditions(),
             "world_size": self.world.size,
         }
 
-    def save(self, store: checkpoints.Checkpoints, metric: float | None = None, best: bool = False) -> None:
-        """Called on every process, written by the first. Weights that are not finite must not replace good ones."""
+    def conditions(self) -> dict[str, Any]:
+        """What continuing with another value of makes another run."""
+        config = self.config
+        named = {key: value for key, value in configs.to_dict(config).items() if key not in resuming.FREE_OPTIONS}
+        return named | {
+            "data": str(Path(config.data_dir).resolve()) if config.data_dir else config.data,
+            "image_size": self.image_size,
+            "global_batch_size": self.global_batch,
+            "training pictures": self.train_loader.num_samples,
+        }
+
+    def save(self, store: checkpoints.Checkpoints) -> Path | None:
+        """Called on every process, written by the first, which gets the path.
+
+        Weights that are not finite must not replace good ones.
+        """
         state = self.state
         bad = [name for name, value in state.model.named_parameters() if not torch.isfinite(value).all()]
         if bad:
             raise ArithmeticError(self.divergence(f"{bad[0]} is not finite", store))
         random_states = self.world.gather(checkpoints.rng_state())
         if not self.world.is_main:
-            return
+            return None
         models = {"model": state.model.state_dict()}
         if state.ema:
             models["ema"] = state.ema.module.state_dict()
@@ -269,7 +238,7 @@ class Trainer:
             "rng": random_states,
             "best": self.best,
         }
-        store.save(state.step, model=models, state=rest, metadata=self.metadata(), metric=metric, best=best)
+        return store.save(state.step, model=models, state=rest, metadata=self.metadata())
 
     def divergence(self, what: str, store: checkpoints.Checkpoints) -> str:
         config = self.config
@@ -282,10 +251,15 @@ class Trainer:
         """Continue from a checkpoint of any number of processes or devices."""
         state = self.state
         if loaded.metadata.get("arch") != self.config.arch:
-            raise ValueError(f"{loaded.path} holds a {loaded.metadata.get('arch')}, not a {self.config.arch}")
+            raise ValueError(
+                f"{loaded.path} holds a {loaded.metadata.get('arch')}, not a {self.config.arch}; {resuming.ADVICE}"
+            )
         if loaded.metadata["classes"] != self.classes:
             known, found = (", ".join(names[:5]) for names in (loaded.metadata["classes"], self.classes))
-            raise ValueError(f"{loaded.path} was trained on other classes ({known} ...) than the data's ({found} ...)")
+            raise ValueError(
+                f"{loaded.path} was trained on other classes ({known} ...) than the data's ({found} ...); "
+                f"{resuming.ADVICE}"
+            )
         state.model.load_state_dict(loaded.model["model"])
         if state.ema:
             state.ema.module.load_state_dict(loaded.model.get("ema", loaded.model["model"]))
@@ -294,7 +268,9 @@ class Trainer:
         for group, rate in zip(state.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate  # this run's schedule (a tensor on a GPU, a number on a CPU) sets it anew
         state.scaler.load_state_dict(loaded.state["scaler"])
-        state.step, self.best = loaded.step, loaded.state["best"]
+        # A checkpoint is evaluated after it is saved, so what it scored stands beside its state.
+        score = loaded.meta["metric"]
+        state.step, self.best = loaded.step, max(loaded.state["best"], float("-inf") if score is None else score)
         if len(loaded.state["rng"]) == self.world.size:
             checkpoints.set_rng_state(loaded.state["rng"][self.world.rank])
 
@@ -305,10 +281,12 @@ class Trainer:
                 loader.close()
 
 
-def train(trainer: Trainer, log: RunLog, record: Record, store: checkpoints.Checkpoints) -> str:
-    """Go through the remaining epochs; returns "finished" or "stopped" (by SIGTERM or Ctrl-C, after saving)."""
+def train(
+    trainer: Trainer, log: RunLog, record: Record, store: checkpoints.Checkpoints, stop: checkpoints.StopSignal
+) -> str:
+    """Go through the remaining epochs; returns "finished" or "stopped" (by a signal, after saving)."""
     config, state = trainer.config, trainer.state
-    with checkpoints.StopSignal() as stop:
+    with stop:
         while state.step < trainer.total_steps:
             epoch, start = divmod(state.step, trainer.steps_per_epoch)
             if not _train_epoch(trainer, epoch, start, stop, log, record, store):
@@ -317,7 +295,7 @@ def train(trainer: Trainer, log: RunLog, record: Record, store: checkpoints.Chec
                 return "stopped"
             last = state.step >= trainer.total_steps
             if last or (epoch + 1) % config.evaluate_epochs == 0:
-                _evaluate_and_save(trainer, epoch, log, record, store)
+                _save_and_evaluate(trainer, epoch, log, record, store)
         return "finished"
 
 
@@ -353,37 +331,29 @@ def _train_epoch(
                 raise ArithmeticError(trainer.divergence(f"loss is {loss}", store))
         if config.save_steps and state.step % config.save_steps == 0:
             trainer.save(store)
-        asked = stop.requested if world.size == 1 else state.step % STOP_CHECK_STEPS == 0 and world.any(stop.requested)
-        if asked and state.step < trainer.total_steps:
+        if stop.agreed() and state.step < trainer.total_steps:
             return False
     return True
 
 
-def _evaluate_and_save(
+def _save_and_evaluate(
     trainer: Trainer, epoch: int, log: RunLog, record: Record, store: checkpoints.Checkpoints
 ) -> None:
+    """Save, then evaluate what was saved: a kill during a long evaluation costs the evaluation, not the epoch."""
+    saved = trainer.save(store)
     result = trainer.validate()
-    best = False
-    if result is not None:
-        best = result["top1"] > trainer.best
-        trainer.best = max(trainer.best, result["top1"])
-        shown = {f"val.{key}": result[key] for key in ("loss", "top1", "top5")}
-        log.log((epoch, trainer.state.step), shown)
-        for key in ("loss", "top1", "top5"):
-            record.curve(f"val.{key}", trainer.state.step, result[key])
-        record_results(record, result, trainer.classes)
-        record.metric("val.best_top1", trainer.best, "%", "MAXIMIZE")
-    trainer.save(store, None if result is None else result["top1"], best)
-
-
-def _owes_evaluation(trainer: Trainer, loaded: checkpoints.Loaded, record: Record) -> bool:
-    """Whether the checkpoint was saved at the end of an epoch whose evaluation a signal or a kill prevented."""
-    step, config = trainer.state.step, trainer.config
-    finished = step >= trainer.total_steps
-    epoch, within = divmod(step, trainer.steps_per_epoch)
-    due = finished or (within == 0 and epoch % config.evaluate_epochs == 0)
-    missing = loaded.meta["metric"] is None or (finished and "val.top1" not in record.fields["metrics"])
-    return trainer.val_loader is not None and due and missing
+    if result is None:
+        return
+    best = result["top1"] > trainer.best
+    trainer.best = max(trainer.best, result["top1"])
+    shown = {f"val.{key}": result[key] for key in ("loss", "top1", "top5")}
+    log.log((epoch, trainer.state.step), shown)
+    for key in ("loss", "top1", "top5"):
+        record.curve(f"val.{key}", trainer.state.step, result[key])
+    record_results(record, result, trainer.classes)
+    record.metric("val.best_top1", trainer.best, "%", "MAXIMIZE")
+    if saved is not None:
+        store.mark(saved, result["top1"], best)
 
 
 def describe_metrics(log: RunLog) -> None:
@@ -396,54 +366,90 @@ def describe_metrics(log: RunLog) -> None:
 
 
 def run(config: TrainConfig) -> dict[str, Any]:
-    """Train by a configuration; returns the run record's fields."""
+    """Train by a configuration; returns the run record's fields. Raises Stopped after a signal, when all is saved."""
     torch.backends.cudnn.benchmark = True  # batches have one shape, so the search for the fastest kernels pays
+    output = Path(config.output_dir)
     with dist.init(config.device) as world:
-        output = Path(config.output_dir)
-        store = checkpoints.Checkpoints(output / "checkpoints", keep=config.keep_checkpoints)
         trainer = Trainer(config, world)
-        loaded = store.resume(_resume_from(config.resume))
-        if loaded is not None:
-            trainer.restore(loaded)
-        log = RunLog(output, enabled=world.is_main, tensorboard=config.tensorboard)
-        record = Record.start(
-            TASK, "train", configs.to_dict(config), seed=config.seed, data=config.identity(), run_id=log.run_id
-        )
-        describe_metrics(log)
-        parameters = sum(parameter.numel() for parameter in trainer.state.model.parameters())
-        log.parameter(
-            configs.to_dict(config)
-            | {"parameters": parameters, "world_size": world.size, "global_batch_size": trainer.global_batch}
-            | {"device": str(world.device), "engine": trainer.engine, "peak_lr": trainer.peak_lr}
-            | {"steps": trainer.total_steps, "train_images": trainer.train_loader.num_samples}
-        )
-        if loaded is not None:
-            log.log((), {"resumed_from": str(loaded.path), "step": loaded.step})
-            owes = False
-            if world.is_main:  # who alone has the record, and so decides for all
-                _continue_record(record, output)
-                owes = _owes_evaluation(trainer, loaded, record)
-            if world.any(owes):
-                _evaluate_and_save(trainer, (loaded.step - 1) // trainer.steps_per_epoch, log, record, store)
-        status = train(trainer, log, record, store)
-        record.metric("parameters", parameters, "")
-        record.metric("steps", trainer.state.step, "")
-        record.attach("skipped", trainer.train_loader.skipped)
-        record.attach("model", {key: value for key, value in trainer.metadata().items() if key != "config"})
-        if world.is_main:
-            _finish(trainer, record, output, status, log)
-        log.close()
-        trainer.close()
+        try:
+            with resuming.only_run(output, world):
+                fields, number = _run(trainer, output)
+        finally:
+            trainer.close()
         world.barrier()
-        return record.fields
+    if number is not None:
+        if world.is_main:
+            print(_farewell(config, fields, number), file=sys.stderr, flush=True)
+        raise checkpoints.Stopped(number)
+    return fields
 
 
-def _resume_from(resume: str) -> str | None:
-    """What `Checkpoints.resume` takes: a run's folder stands for the checkpoints in it."""
-    if resume.lower() in ("", "none"):
-        return None
-    inside = Path(resume) / "checkpoints"
-    return str(inside) if resume != "auto" and inside.is_dir() else resume
+def _farewell(config: TrainConfig, fields: dict[str, Any], number: int) -> str:
+    name, step = signal.Signals(number).name, fields["metrics"]["steps"]["value"]
+    if fields["status"] == "finished":
+        return f"{name}: the training had its last step, {step}, and is complete in {config.output_dir}"
+    again = "" if config.resume == "auto" else " with --resume auto"
+    return f"{name}: stopped after step {step}, saved in {config.output_dir}; the same command{again} continues there"
+
+
+def _run(trainer: Trainer, output: Path) -> tuple[dict[str, Any], int | None]:
+    """The record's fields, and the number of the signal that stopped the run."""
+    config, world = trainer.config, trainer.world
+    store = checkpoints.Checkpoints(output / "checkpoints", keep=config.keep_checkpoints)
+    loaded = store.resume(resuming.source(config.resume))
+    if loaded is not None:
+        trainer.restore(loaded)
+    log = RunLog(output, enabled=world.is_main, tensorboard=config.tensorboard)
+    record = Record.start(
+        TASK, "train", configs.to_dict(config), seed=config.seed, data=config.identity(), run_id=log.run_id
+    )
+    describe_metrics(log)
+    parameters = sum(parameter.numel() for parameter in trainer.state.model.parameters())
+    log.parameter(
+        configs.to_dict(config)
+        | {"parameters": parameters, "world_size": world.size, "global_batch_size": trainer.global_batch}
+        | {"device": str(world.device), "engine": trainer.engine, "peak_lr": trainer.peak_lr}
+        | {"steps": trainer.total_steps, "train_images": trainer.train_loader.num_samples}
+    )
+    if loaded is not None:
+        _resume(trainer, loaded, output, log, record, store)
+    stop = checkpoints.StopSignal(world)
+    status = train(trainer, log, record, store, stop)
+    record.metric("parameters", parameters, "")
+    record.metric("steps", trainer.state.step, "")
+    record.attach("skipped", trainer.train_loader.skipped)
+    described = {key: value for key, value in trainer.metadata().items() if key not in ("config", "conditions")}
+    record.attach("model", described)
+    if world.is_main:
+        _finish(trainer, record, output, status, log)
+    log.close()
+    return record.fields, stop.number()
+
+
+def _resume(
+    trainer: Trainer,
+    loaded: checkpoints.Loaded,
+    output: Path,
+    log: RunLog,
+    record: Record,
+    store: checkpoints.Checkpoints,
+) -> None:
+    """Say what the run goes on with, and make up for an evaluation that a signal or a kill prevented."""
+    world, step = trainer.world, loaded.step
+    log.log((), {"resumed_from": str(loaded.path), "step": step})
+    owes = False
+    if world.is_main:  # who alone has the record, and so decides for all
+        resuming.warn_of_changes(loaded, trainer.conditions())
+        if step >= trainer.total_steps:
+            print(f"nothing left to train: step {step} of {trainer.total_steps}", file=sys.stderr, flush=True)
+        resuming.continue_record(record, output)
+        epoch, within = divmod(step, trainer.steps_per_epoch)
+        finished = step >= trainer.total_steps
+        due = finished or (within == 0 and epoch % trainer.config.evaluate_epochs == 0)
+        missing = loaded.meta["metric"] is None or (finished and "val.top1" not in record.fields["metrics"])
+        owes = trainer.val_loader is not None and due and missing
+    if world.any(owes):
+        _save_and_evaluate(trainer, (step - 1) // trainer.steps_per_epoch, log, record, store)
 
 
 def _finish(trainer: Trainer, record: Record, output: Path, status: str, log: RunLog) -> None:
@@ -456,28 +462,6 @@ def _finish(trainer: Trainer, record: Record, output: Path, status: str, log: Ru
     page = report.render(output)
     best = {"val.best_top1": record.value("val.best_top1")} if "val.best_top1" in record.fields["metrics"] else {}
     log.log((), best | {"seconds": record.fields["seconds"], "report": str(page)})
-
-
-def _continue_record(record: Record, output: Path) -> None:
-    """Take over what earlier processes of this run found; the curves from the log, which a kill does not lose."""
-    curves: dict[str, dict[int, Any]] = {}
-    starts_anew = False
-    for entry in runlog.read(output):
-        if entry.get("step") == "RUN":
-            starts_anew = True
-        elif entry.get("step") == [] and "resumed_from" in entry["data"]:
-            starts_anew = False
-            last = entry["data"]["step"]
-            curves = {name: {at: y for at, y in points.items() if at <= last} for name, points in curves.items()}
-        elif entry["type"] == "LOG" and isinstance(entry["step"], list) and len(entry["step"]) == 2:
-            curves, starts_anew = ({} if starts_anew else curves), False
-            for name in (name for name in CURVES if name in entry["data"]):
-                curves.setdefault(name, {})[entry["step"][1]] = entry["data"][name]
-    record.fields["curve"] = {name: [[at, y] for at, y in sorted(points.items())] for name, points in curves.items()}
-    if (output / records.FILE_NAME).is_file():
-        earlier = records.load(output).fields
-        record.fields["metrics"] = earlier["metrics"] | record.fields["metrics"]
-        record.fields["attachments"] = earlier["attachments"] | record.fields["attachments"]
 
 
 def main(args: list[str] | None = None) -> dict[str, Any]:

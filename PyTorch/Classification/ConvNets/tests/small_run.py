@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from convnets import memory, options, train
-from dlx import dist
+from dlx import checkpoint, dist
 
 CLASSES = ["ant", "bee", "cat", "dog"]
 TRAIN, VAL = 24, 37  # 37: neither two processes nor any batch size divide it
@@ -69,7 +69,10 @@ def run_jobs(jobs: list[dict], original: Callable) -> None:
         train.train_step = original
         if "pause_at" in job:
             pause(job["pause_at"], job["pause_file"])
-        importlib.import_module(f"convnets.{job['verb']}").main(job["args"])
+        try:
+            importlib.import_module(f"convnets.{job['verb']}").main(job["args"])
+        except checkpoint.Stopped as stopped:
+            print(f"LEFT {stopped.code}", flush=True)
 
 
 if __name__ == "__main__":

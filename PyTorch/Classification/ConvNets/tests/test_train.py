@@ -212,7 +212,7 @@ def test_foreign_files_are_not_started_over(tmp_path):
     (tmp_path / "checkpoints" / "model_final.pth").write_bytes(b"another program's")
     with pytest.raises(ValueError, match=r"no checkpoint here.*model_final\.pth"):
         run(tmp_path)
-    assert os.listdir(tmp_path) == ["checkpoints"]
+    assert sorted(os.listdir(tmp_path)) == [".lock", "checkpoints"]
 
 
 def test_checkpoint_of_something_else_is_refused(tmp_path, monkeypatch):
