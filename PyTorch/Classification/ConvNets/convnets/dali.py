@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from dlx import vision
+
 from . import augment, device_augment
-from .folder import DataError, Samples, inspect
+from .folder import DataError, Samples, describe, inspect
 from .loader import Batch, Loader, Plan, to_device
 
 if TYPE_CHECKING:
     from nvidia.dali import Pipeline
-
-UNSUPPORTED = (".gif",)
 
 
 def _import() -> Any:
@@ -67,9 +67,13 @@ class DaliLoader(Loader):
         super().__init__(split, plan, device)
         if interpolation not in ("bilinear", "bicubic"):
             raise ValueError(f"interpolation {interpolation!r} needs data backend 'pytorch', not {backend!r}")
-        unsupported = [path for path in split.paths if path.lower().endswith(UNSUPPORTED)]
-        if unsupported:
-            raise DataError(f"{len(unsupported)} pictures that DALI cannot decode, the first is {unsupported[0]}")
+        special = np.flatnonzero(~split.plain)
+        if len(special):
+            first = split.paths[special[0]]
+            raise DataError(
+                f"{len(special)} pictures that DALI would not decode like Pillow, the first is {first} "
+                f"({describe(first)}); use --data_backend pytorch or convert them"
+            )
         if backend == "dali-gpu" and device.type != "cuda":
             raise ValueError(f"data backend 'dali-gpu' needs a CUDA device, not {str(device)!r}; use 'dali-cpu'")
         self.gpu = backend == "dali-gpu"
@@ -86,8 +90,8 @@ class DaliLoader(Loader):
     # What goes in, on the host
 
     def _inputs(self) -> tuple[list[np.ndarray] | np.ndarray, ...]:
-        """For the next batch: file names, start and shape of the box to cut, start of the one to cut after the resize,
-        whether to mirror, height and width to resize to."""
+        """For the next batch: file names, start and shape of the box to decode, start and end of the part of it that is
+        scaled to the output, whether to mirror."""
         epoch, indices = next(self.pending)
         self.ahead += 1
         rows = np.where(indices >= 0, indices, 0)  # an empty place gets some picture; its label is -1
@@ -101,15 +105,18 @@ class DaliLoader(Loader):
             boxes = np.concatenate([np.zeros_like(sizes), sizes], 1)
             flips = np.zeros(len(rows), bool)
         starts, shapes = boxes[:, [1, 0]], boxes[:, [3, 2]]
-        targets = np.full((len(rows), 2), self.size, np.float32) if self.augmented else self._evaluation_sizes(sizes)
-        corners = (targets.astype(np.int64) - self.size) // 2
-        whole = [np.ascontiguousarray(values, np.int32) for values in (starts, shapes, corners, flips)]
-        return names, *whole, np.ascontiguousarray(targets)
+        inner = [np.zeros(shapes.shape), shapes] if self.augmented else self._evaluation_parts(shapes)
+        boxes = [np.ascontiguousarray(values, np.int32) for values in (starts, shapes)]
+        return names, *boxes, *(np.ascontiguousarray(v, np.float32) for v in inner), flips.astype(np.int32)
 
-    def _evaluation_sizes(self, sizes: np.ndarray) -> np.ndarray:
-        """Height and width after the short side became `resize`, rounded as `vision.resize_short` does."""
-        short = sizes.min(1, keepdims=True)
-        return np.maximum(self.resize, self.resize * sizes // short)[:, [1, 0]].astype(np.float32)
+    def _evaluation_parts(self, shapes: np.ndarray) -> list[np.ndarray]:
+        """Start and end (height, width) of what `vision.resize_and_crop` shows of pictures of these shapes.
+
+        Scaling only this part spares the memory that the whole of a very long picture would take.
+        """
+        whole = np.array([vision.short_side_sizes(*shape, self.resize) for shape in shapes.tolist()])
+        corners = (whole - self.size) // 2
+        return [edge * shapes / whole for edge in (corners, corners + self.size)]
 
     # The pipeline
 
@@ -126,7 +133,7 @@ class DaliLoader(Loader):
             seed=0,
         )
         with pipeline:
-            names, starts, shapes, corners, flips, targets = fn.external_source(
+            names, starts, shapes, inner_starts, inner_ends, flips = fn.external_source(
                 source=self._inputs, num_outputs=6, batch=True
             )
             packed = fn.io.file.read(names)
@@ -140,8 +147,8 @@ class DaliLoader(Loader):
                 images = fn.decoders.image_slice(packed, **box, **decoding)
             else:
                 images = fn.slice(fn.decoders.image(packed, **decoding), **box)
-            images = fn.resize(images, size=targets, interp_type=kinds[self.interpolation], antialias=True)
-            images = fn.slice(images, start=corners, shape=[self.size, self.size], axes=[0, 1])
+            part = {"roi_start": inner_starts, "roi_end": inner_ends, "size": [self.size, self.size]}
+            images = fn.resize(images, **part, interp_type=kinds[self.interpolation], antialias=True)
             images = fn.flip(images, horizontal=flips)
             pipeline.set_outputs(images)
         pipeline.build()

@@ -10,21 +10,34 @@ from __future__ import annotations
 
 import hashlib
 import os
+import unicodedata
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from dlx import data, files, paths, vision
 
 SPLITS = {"train": ("train",), "val": ("val", "validation", "valid", "test")}
 CHECKS = ("headers", "full")
 LISTED = 50
+INDEX = 2  # the form of the index files; what `inspect` tells belongs to it
 ORIENTATION_TAG = 0x0112
+# What DALI's decoders make the same 8-bit RGB of as Pillow, by format. It gives other values or nothing for the rest.
+PLAIN = {
+    "JPEG": {"L", "RGB", "CMYK"},
+    "MPO": {"RGB"},
+    "PNG": {"1", "L", "LA", "P", "RGB", "RGBA", "I;16"},
+    "BMP": {"1", "L", "P", "RGB"},
+    "PPM": {"1", "L", "RGB"},
+    "WEBP": {"RGB", "RGBA"},
+    "TIFF": {"L", "RGB", "RGBA", "I;16"},
+}
 
 
 class DataError(ValueError):
@@ -33,8 +46,12 @@ class DataError(ValueError):
 
 @dataclass
 class Samples:
-    """The pictures of one split. `sizes` (N, 2) are width and height of the upright picture; `skipped` holds
-    (path, reason) of files left out in tolerant mode."""
+    """The pictures of one split.
+
+    `sizes` (N, 2) are width and height of the upright picture; `plain` (N,) tells which of them all decoders read alike
+    (default: all); `skipped` holds (path, reason) of files left out in tolerant mode; `ignored` counts the other files
+    in the class folders by their suffix.
+    """
 
     name: str
     classes: list[str]
@@ -42,6 +59,12 @@ class Samples:
     labels: np.ndarray
     sizes: np.ndarray
     skipped: list[tuple[str, str]] = field(default_factory=list)
+    plain: np.ndarray = None  # type: ignore[assignment]
+    ignored: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.plain is None:
+            self.plain = np.ones(len(self.paths), bool)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -54,7 +77,8 @@ def read_folder(
 
     DataError lists, together: class folders without pictures, classes that the splits do not share, and unreadable
     files (which are left out and reported in `skipped` when `tolerant`). `check` "headers" opens every file and decodes
-    those whose end is missing; "full" decodes all.
+    those whose end is missing; "full" decodes all. Names of classes are in Unicode's composed form (NFC), however a
+    file system spells them.
     """
     root = Path(root).expanduser().absolute()
     if check not in CHECKS:
@@ -81,18 +105,25 @@ def read_folder(
 
 
 def _read_split(split: str, folder: Path, faults: list[str], tolerant: bool, check: str, workers: int) -> Samples:
-    classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+    found = [entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
+    folders = sorted((unicodedata.normalize("NFC", name), name) for name in found)
+    classes = [name for name, _ in folders]
     if not classes:
         faults.append(f"{folder}: holds no class folders")
+    twice = sorted(name for name, count in Counter(classes).items() if count > 1)
+    faults += [f"{folder / name}: two folders of this name, spelled with different Unicode forms" for name in twice]
     names: list[str] = []
     labels: list[int] = []
-    for label, name in enumerate(classes):
-        pictures = _pictures(folder / name)
+    ignored: Counter[str] = Counter()
+    for label, (_, name) in enumerate(folders):
+        pictures, others = _pictures(folder / name)
+        ignored.update(others)
         if not pictures:
-            faults.append(f"{folder / name}: class without pictures")
+            kinds = f" (but {_count(others)})" if others else ""
+            faults.append(f"{folder / name}: class without pictures{kinds}")
         names += [f"{name}/{picture}" for picture in pictures]
         labels += [label] * len(pictures)
-    sizes, reasons = _inspect_all(folder, names, check, workers)
+    looks, reasons = _inspect_all(folder, names, check, workers)
     bad = {index: reason for index, reason in enumerate(reasons) if reason}
     skipped = [(str(folder / names[index]), reason) for index, reason in bad.items()]
     if tolerant:
@@ -108,40 +139,70 @@ def _read_split(split: str, folder: Path, faults: list[str], tolerant: bool, che
         classes=classes,
         paths=[str(folder / names[index]) for index in kept],
         labels=np.array([labels[index] for index in kept], np.int64),
-        sizes=sizes[kept],
+        sizes=looks[kept, :2],
         skipped=skipped if tolerant else [],
+        plain=looks[kept, 2] > 0,
+        ignored=dict(ignored),
     )
 
 
-def _pictures(folder: Path) -> list[str]:
-    """Relative paths, sorted; linked folders are followed, hidden files are not."""
+def _pictures(folder: Path) -> tuple[list[str], Counter[str]]:
+    """Relative paths, sorted, and how many other files by suffix; linked folders are followed, hidden files not."""
     found = []
+    others: Counter[str] = Counter()
     for where, folders, names in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
-            if name.lower().endswith(vision.IMAGE_SUFFIXES) and not name.startswith("."):
+            if name.startswith("."):
+                continue
+            if name.lower().endswith(vision.IMAGE_SUFFIXES):
                 found.append(os.path.relpath(os.path.join(where, name), folder))
-    return sorted(found)
+            else:
+                others[os.path.splitext(name)[1].lower() or "no suffix"] += 1
+    return sorted(found), others
+
+
+def _count(ignored: dict[str, int]) -> str:
+    return ", ".join(f"{number} of {suffix}" for suffix, number in sorted(ignored.items()))
+
+
+def describe_ignored(samples: Samples) -> str:
+    """ "" or a line about files in the class folders that are no pictures by their suffix."""
+    if not samples.ignored:
+        return ""
+    known = " ".join(vision.IMAGE_SUFFIXES)
+    return f"{sum(samples.ignored.values()):,} other files passed over: {_count(samples.ignored)} (read are {known})"
 
 
 # One file
 
 
-def inspect(path: str | os.PathLike[str], check: str = "headers") -> tuple[int, int]:
-    """Width and height of the upright picture; ValueError with the path when it is damaged."""
+def inspect(path: str | os.PathLike[str], check: str = "headers") -> tuple[int, int, bool]:
+    """Width and height of the upright picture, and whether it is `PLAIN`; ValueError with the path when damaged."""
     path = os.fspath(path)
     try:
-        if check == "headers" and _ends_well(path):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                with Image.open(path) as image:
-                    turned = image.getexif().get(ORIENTATION_TAG, 1) in (5, 6, 7, 8)
-                    return (image.height, image.width) if turned else image.size
+        with Image.open(path) as image:
+            vision.check_pixels(image)
+            turned = image.getexif().get(ORIENTATION_TAG, 1)
+            plain = image.mode in PLAIN.get(image.format, ()) and not (image.format == "WEBP" and turned != 1)
+            size = (image.height, image.width) if turned in (5, 6, 7, 8) else image.size
+            if check == "headers" and _ends_well(path):
+                return *size, plain
     except FileNotFoundError:
         raise ValueError(f"{path}: no such picture") from None
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"{path}: refused, {error}") from error
+    except UnidentifiedImageError:
+        raise ValueError(f"{path}: not a picture in a known format") from None
     except Exception as error:  # noqa: BLE001 - Pillow's readers raise anything on damaged headers
         raise ValueError(f"{path}: unreadable picture ({error})") from error
-    return vision.decode_image(path).size
+    return *vision.decode_image(path).size, plain
+
+
+def describe(path: str) -> str:
+    """Format and mode of a picture."""
+    with Image.open(path) as image:
+        return f"{image.format}, mode {image.mode}"
 
 
 def _ends_well(path: str) -> bool:
@@ -157,32 +218,33 @@ def _ends_well(path: str) -> bool:
 
 
 def _inspect_all(folder: Path, names: Sequence[str], check: str, workers: int) -> tuple[np.ndarray, list[str]]:
-    """Sizes (N, 2) and for each file "" or what is wrong with it. Unchanged files come from the index."""
-    index = paths.home() / "index" / f"{hashlib.sha256(f'{folder}|{check}'.encode()).hexdigest()[:24]}.npz"
+    """What `inspect` found (N, 3), and "" or what is wrong with each file. Unchanged files come from the index."""
+    index = paths.home() / "index" / f"{hashlib.sha256(f'{folder}|{check}|{INDEX}'.encode()).hexdigest()[:24]}.npz"
     stats = np.array([_stat(folder / name) for name in names], np.int64).reshape(-1, 2)
-    sizes = np.zeros((len(names), 2), np.int32)
+    looks = np.zeros((len(names), 3), np.int32)
     reasons = [""] * len(names)
     known = _read_index(index)
     todo = []
     for number, name in enumerate(names):
         entry = known.get(name)
         if entry is not None and entry[:2] == tuple(stats[number]) and stats[number, 0] >= 0:
-            sizes[number] = entry[2:]
+            looks[number] = entry[2:]
         else:
             todo.append(number)
 
     def look(number: int) -> None:
         try:
-            sizes[number] = inspect(folder / names[number], check)
+            looks[number] = inspect(folder / names[number], check)
         except ValueError as error:
             reasons[number] = str(error)
 
-    with ThreadPoolExecutor(max(1, workers)) as pool:
+    with warnings.catch_warnings(), ThreadPoolExecutor(max(1, workers)) as pool:
+        warnings.simplefilter("ignore")  # for all threads: the filters are the process's
         list(pool.map(look, todo))
     good = [number for number, reason in enumerate(reasons) if not reason]
     if todo and good:
-        _write_index(index, [names[n] for n in good], np.concatenate([stats[good], sizes[good]], 1))
-    return sizes, reasons
+        _write_index(index, [names[n] for n in good], np.concatenate([stats[good], looks[good]], 1))
+    return looks, reasons
 
 
 def _stat(path: Path) -> tuple[int, int]:
@@ -193,7 +255,7 @@ def _stat(path: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _read_index(path: Path) -> dict[str, tuple[int, int, int, int]]:
+def _read_index(path: Path) -> dict[str, tuple[int, ...]]:
     try:
         with np.load(path, allow_pickle=False) as content:
             names = bytes(content["names"]).decode("utf-8", "surrogateescape").split("\n")
@@ -233,6 +295,6 @@ def read_foolbox_images(*, home: str | os.PathLike[str] | None = None) -> dict[s
             classes=imagenet_labels(),
             paths=[str(path) for path in names],
             labels=np.array([int(path.stem.rsplit("_", 1)[1]) for path in names], np.int64),
-            sizes=np.array([inspect(path) for path in names], np.int32),
+            sizes=np.array([inspect(path)[:2] for path in names], np.int32),
         )
     }

@@ -16,6 +16,7 @@ from dlx import data as datasets
 
 from . import pictures
 from .data import open_data
+from .folder import Samples, describe_ignored
 from .options import CONFIGS
 
 
@@ -47,6 +48,8 @@ def main(args: list[str] | None = None) -> dict[str, Any]:
         splits = open_data(config.data)
     for name, split in splits.items():
         print(f"{name}: {len(split):,} pictures, {len(split.classes)} classes")
+        if isinstance(split, Samples) and split.ignored:
+            print(f"{name}: {describe_ignored(split)}")
     print(f"ready: {where}")
     return {"where": str(where), "splits": {name: len(split) for name, split in splits.items()}}
 
