@@ -414,6 +414,55 @@ def test_stop_signal():
     assert result == [False]
 
 
+class FakeWorld:
+    """Two processes, of which the other one is told to stop before question `told_at`; time goes by the clock."""
+
+    size, is_main = 2, True
+
+    def __init__(self, told_at=10**9):
+        self.told_at, self.questions = told_at, 0
+
+    def sum(self, tensor):
+        self.questions += 1
+        return tensor + torch.tensor([float(self.questions >= self.told_at), 0.0])
+
+
+@pytest.mark.parametrize(("seconds", "questions"), [(8.0, 40), (0.3, 14), (0.001, 4)])
+def test_slow_steps_ask_every_time(monkeypatch, seconds, questions):
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    world = FakeWorld()
+    with StopSignal(world) as stop:
+        for _ in range(40):
+            now[0] += seconds
+            assert not stop.agreed()
+    # The first step asks; from then on every step, every third, every tenth.
+    assert world.questions == questions
+
+
+def test_the_world_stops_at_one_step():
+    for told_at in (1, 3):
+        with StopSignal(FakeWorld(told_at)) as stop:
+            answers = [stop.agreed() for _ in range(30)]
+        assert answers.index(True) == {1: 0, 3: 20}[told_at] and not stop.requested
+    with StopSignal() as stop:
+        assert not stop.agreed() and stop.number() is None
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.agreed() and stop.number() == signal.SIGHUP
+    assert checkpoint.Stopped(signal.SIGTERM).code == 143
+
+
+def test_marked_after_saving(tmp_path):
+    store = Checkpoints(tmp_path, keep=1)
+    first = store.save(1, model=weights(1))
+    store.mark(first, 0.5, best=True)
+    second = store.save(2, model=weights(2))
+    assert store.best() == first and load(first).meta["metric"] == 0.5 and load(second).meta["metric"] is None
+    store.mark(second, 0.7, best=True)
+    assert store.best() == second and load(second).meta["metric"] == 0.7
+    assert names(tmp_path) == ["best", "last", "step_00000002"]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_run_on_the_gpu_loads_on_the_cpu_and_goes_on_there(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -125,3 +126,18 @@ print(sorted({{m.split(".")[0] for m in sys.modules}} - known))
     command, variables = [sys.executable, "-S", "-c", code], {"PYTHONPATH": str(root)}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_lock_is_free_though_a_forked_child_lives(tmp_path):
+    """A loader's worker holds the open file, too."""
+    with lock(tmp_path / "lock"):
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+    try:
+        with lock(tmp_path / "lock", timeout=0):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
