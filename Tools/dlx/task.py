@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import fnmatch
 import os
 import re
 import shlex
@@ -16,6 +17,7 @@ from dlx.paths import repo_root
 VERBS = ("quickstart", "prepare", "train", "evaluate", "infer", "benchmark", "quantize", "export", "serve")
 STATES = ("complete", "partial", "planned")
 DEFAULT_TASK = "ConvNets"
+ALWAYS_IGNORED = (".git", "__pycache__", "*.egg-info", ".venv", "output", "runs")
 # torchrun on this machine alone. It would tell its processes the host's name, which need not resolve (containers).
 TORCHRUN = ("torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1")
 # Key -> (type, required). The tables [verbs] and [test] are read on their own.
@@ -163,10 +165,30 @@ def require_root() -> Path:
 
 
 def discover(root: Path) -> list[Task]:
-    """Every task below `root`, and the library, by name; tasks lie one to three folders deep."""
+    """Every task below `root`, and the library, by name; tasks lie one to three folders deep.
+
+    Folders that are hidden or that git ignores hold none, nor does another repository or copy inside this one.
+    """
     files = [path for depth in ("*", "*/*", "*/*/*") for path in root.glob(f"{depth}/task.toml")]
-    visible = [path for path in files if not any(part.startswith(".") for part in path.relative_to(root).parts)]
-    return sorted((read(path, root) for path in visible), key=lambda task: (task.kind == "task", task.name))
+    skipped = (".*", *ignored(root))
+
+    def ours(path: Path) -> bool:
+        parts = path.relative_to(root).parts[:-1]
+        if any(fnmatch.fnmatch(part, pattern) for part in parts for pattern in skipped):
+            return False
+        inner = path.parents[: len(parts)]
+        return not any((folder / "dlx").is_file() and (folder / "Tools" / "dlx").is_dir() for folder in inner)
+
+    found = (read(path, root) for path in files if ours(path))
+    return sorted(found, key=lambda task: (task.kind == "task", task.name))
+
+
+def ignored(root: Path) -> list[str]:
+    """The names, perhaps with wildcards, that .gitignore has for any folder; its patterns with paths are left out."""
+    file = root / ".gitignore"
+    lines = [line.strip() for line in file.read_text().splitlines()] if file.is_file() else []
+    names = [line.strip("/") for line in lines if line and line[0] not in "#!" and "/" not in line.strip("/")]
+    return [*ALWAYS_IGNORED, *names]
 
 
 def find(name: str, root: Path) -> Task:

@@ -8,11 +8,12 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from dlx.task import Task
+from dlx.task import Task, ignored
 
 # Next to the task and Tools; what a tree lacks is left out.
-ROOT_FILES = ("dlx", "LICENSE", "pyproject.toml", ".gitignore", ".dockerignore", "hubconf.py")
-ALWAYS_IGNORED = [".git", "__pycache__", "*.egg-info", ".venv", "output", "runs"]
+ROOT_FILES = (
+    "dlx", "LICENSE", "pyproject.toml", ".gitignore", ".dockerignore", "hubconf.py", "docs/data.md", "docs/hub.md",
+)  # fmt: skip
 
 README = """# {last}
 
@@ -25,7 +26,7 @@ This folder was taken out of a larger repository with `./dlx copy {name}` and wo
 | [{name}]({name}/README.md) | the task: model, recipes, tests; start with its README |
 | `Tools` | the package `dlx` that the task uses |
 | `dlx` | the launcher |
-
+{documents}
 It needs Python 3.11 or newer. The first call makes the environment.
 
 ```bash
@@ -48,8 +49,8 @@ def copy(task: Task, destination: Path) -> Path:
         raise ValueError(f"{task.name} is not a task; it goes along with every copy")
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise ValueError(f"{destination} exists and is not an empty folder; nothing was copied")
-    if destination.is_relative_to(task.folder) or destination.is_relative_to(task.root / "Tools"):
-        raise ValueError(f"{destination} lies inside what is to be copied; choose a place outside")
+    if destination.resolve().is_relative_to(task.root.resolve()):
+        raise ValueError(f"{destination} lies inside {task.root}, the repository to copy from; choose a place outside")
     destination.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{destination.name}.", dir=destination.parent) as scratch:
         for file in listing(task.root):
@@ -69,7 +70,10 @@ def _readme(task: Task) -> str:
     last = task.name.rsplit("/", 1)[-1]
     quickstart = "./dlx quickstart\n" if "quickstart" in task.verbs else ""
     verbs = ", ".join(f"`{verb}`" for verb in task.verbs)
-    return README.format(last=last, name=task.name, summary=task.summary, verbs=verbs, quickstart=quickstart)
+    texts = {"docs/data.md": "where data and weights come from", "docs/hub.md": "the models through torch.hub"}
+    rows = [f"| [{name}]({name}) | {text} |\n" for name, text in texts.items() if (task.root / name).is_file()]
+    parts = {"verbs": verbs, "quickstart": quickstart, "documents": "".join(rows)}
+    return README.format(last=last, name=task.name, summary=task.summary, **parts)
 
 
 def listing(root: Path) -> list[Path]:
@@ -83,14 +87,11 @@ def listing(root: Path) -> list[Path]:
         if done.returncode == 0:
             files = {Path(name) for name in done.stdout.decode().split("\0") if name}
             return sorted(file for file in files if (root / file).is_symlink() or (root / file).is_file())
-    ignored = list(ALWAYS_IGNORED)
-    if (root / ".gitignore").is_file():
-        lines = (line.strip() for line in (root / ".gitignore").read_text().splitlines())
-        ignored += [line.strip("/") for line in lines if line and line[0] not in "#!" and "/" not in line.strip("/")]
+    left_out = ignored(root)
     found, folders = [], [root]
     while folders:
         for entry in folders.pop().iterdir():
-            if any(fnmatch.fnmatch(entry.name, pattern) for pattern in ignored):
+            if any(fnmatch.fnmatch(entry.name, pattern) for pattern in left_out):
                 continue
             if entry.is_dir() and not entry.is_symlink():
                 folders.append(entry)

@@ -25,6 +25,7 @@ def source(ready):
     ready.write("PyTorch/Area/Alpha/output/record.json", "{}")
     ready.write("PyTorch/Area/Alpha/alpha/__pycache__/x.pyc", "")
     ready.write("docs/design.md", "")
+    ready.write("docs/data.md", "# Data\n")
     return ready
 
 
@@ -43,8 +44,10 @@ def test_the_copy_holds_the_task_alone_and_works(source, tmp_path, git):
         "pyproject.toml",
         "Tools/dlx/cli.py",
         "PyTorch/Area/Alpha/task.toml",
+        "docs/data.md",
     } <= names
-    assert not any("Beta" in name or "output" in name or "__pycache__" in name or "docs" in name for name in names)
+    assert not any("Beta" in name or "output" in name or "__pycache__" in name or "design" in name for name in names)
+    assert "(docs/data.md)" in (copy / "README.md").read_text() and "hub" not in (copy / "README.md").read_text()
     assert (
         "# Alpha" in (copy / "README.md").read_text()
         and "PyTorch/Area/Alpha/README.md" in (copy / "README.md").read_text()
@@ -68,8 +71,11 @@ def test_a_filled_destination_is_refused(source, tmp_path):
     done = source.dlx("copy", "Alpha", str(tmp_path / "full"))
     assert done.returncode == 2 and "not an empty folder; nothing was copied" in done.stdout
     assert os.listdir(tmp_path / "full") == ["mine"]
-    done = source.dlx("copy", "Alpha", str(source.root / "Tools" / "copy"))
-    assert done.returncode == 2 and "choose a place outside" in done.stdout
+    (tmp_path / "link").symlink_to(source.root)
+    for inside in (source.root / "Tools" / "copy", source.root / "runs" / "copy", tmp_path / "link" / "copy"):
+        done = source.dlx("copy", "Alpha", str(inside))
+        assert done.returncode == 2 and "choose a place outside" in done.stdout and not inside.exists()
+    assert not (source.root / "runs").exists()
 
 
 def test_an_empty_folder_is_filled_where_it_stands(source, tmp_path):

@@ -44,6 +44,11 @@ def test_library_comes_first_and_hidden_folders_are_not_tasks(tree):
     tree.task("Kaldi/Beta")
     tree.task("Tools", kind='"library"', package="dlx")
     tree.task("PyTorch/.hidden/Gamma")
+    tree.task("runs/Delta")
+    tree.task("PyTorch/build/Delta")
+    tree.write("mine/product/dlx", "")  # what `./dlx copy` writes, or another clone
+    tree.write("mine/product/Tools/dlx/__init__.py", "")
+    tree.write("mine/product/Tools/task.toml", 'name = "Tools"')
     assert [task.name for task in discover(tree.root)] == ["Tools", "Kaldi/Beta", "PyTorch/Area/Alpha"]
 
 
