@@ -329,7 +329,10 @@ def download(
             time.sleep(pause * 2**attempt)
     if part.is_file() and not part.stat().st_size:
         part.unlink()
-    expected = f"expected {size or 'an unknown number of'} bytes with sha256 {sha256} at {path}"
+    content = " ".join(
+        [f"{size} bytes" if size else "any number of bytes", *([f"with sha256 {sha256}"] if sha256 else [])]
+    )
+    expected = f"expected {content} at {path}" if size or sha256 else f"wanted at {path}"
     error_class = WrongContent if only_wrong and failures else FetchError
     raise error_class("\n  ".join([f"no source gave the file; {expected}", *failures]))
 

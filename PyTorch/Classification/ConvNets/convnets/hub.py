@@ -1,12 +1,16 @@
 """torch.hub entries: the names and calls that users of NVIDIA's hub know, and models with weights that can be had.
 
-Every model entry takes ``pretrained``, ``pretrained_from_file`` (a file of NVIDIA's, torchvision's or our own),
-``state_dict_key_map_fn`` (renames keys before ours do) and model parameters such as ``num_classes``. Models are on the
-CPU whatever device their weights were saved from.
+Every model has ``preprocessing`` (from a picture to an input) and ``classes``. The nvidia_ entries take ``pretrained``,
+``pretrained_from_file`` (a file of NVIDIA's, torchvision's or our own), ``state_dict_key_map_fn`` (renames keys before
+ours do) and model parameters such as ``num_classes``. Models are on the CPU whatever device their weights were saved
+from.
 """
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import inspect
 import json
 import re
 import tempfile
@@ -41,8 +45,9 @@ NVIDIA = {
 def _nvidia_file(arch: str) -> Path:
     """NVIDIA's file in the cache, fetched once.
 
-    No hash of these files is published, so the first download is trusted and its hash kept beside it: a later change
-    or damage is noticed. They are read without unpickling objects, and every tensor must fit.
+    No hash of these files is published, so the first download (or a file put in its place) is trusted and its hash
+    kept beside it: a later change or damage is noticed. They are read without unpickling objects, and every tensor
+    must fit.
     """
     if arch not in NVIDIA:
         raise ValueError(f"NVIDIA published no weights of {arch}; there are {', '.join(NVIDIA)}")
@@ -51,16 +56,44 @@ def _nvidia_file(arch: str) -> Path:
     note = path.with_name(path.name + ".sha256")
     if path.is_file() and note.is_file() and sha256(path) == note.read_text().strip():
         return path
+    if path.is_file() and not note.is_file():  # put there by hand
+        atomic_write(note, sha256(path) + "\n")
+        return path
     url = NGC.format(model=model, version=version, file=name)
     warnings.warn(f"{url}: its publisher gives no hash; the first download is trusted", stacklevel=3)
     expected = note.read_text().strip() if note.is_file() else ""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fetch.download([url], path, sha256=expected)
+    try:
+        fetch.download([url], path, sha256=expected)
+    except fetch.FetchError as error:
+        with contextlib.suppress(OSError):
+            path.parent.rmdir()  # if empty
+        advice = f"put the file there yourself, or pass pretrained_from_file=PATH/{name}"
+        raise type(error)(f"{error}\n  {advice}") from error
     atomic_write(note, sha256(path) + "\n")
     return path
 
 
+def _check_options(entry: str, arch: str, parameters: dict[str, Any]) -> None:
+    """TypeError that names the entry and what it takes, if a parameter is not of this architecture."""
+    taken = [*inspect.signature(registry.architecture(arch).family).parameters][1:]
+    for name in parameters:
+        if name not in taken:
+            near = difflib.get_close_matches(name, taken, 1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            common = [key for key in inspect.signature(globals()[entry]).parameters if key != "model_params"]
+            raise TypeError(f"{entry}() has no option {name!r}; {hint}It takes {', '.join([*common, *taken])}")
+
+
+def _describe(model: nn.Module, arch: str, num_classes: int, parameters: dict[str, Any]) -> nn.Module:
+    """Give the model ``preprocessing`` and ``classes`` as one from a file of ours has them."""
+    model.preprocessing = loading.default_preprocessing(arch, channels=parameters.get("in_channels", 3))
+    names = imagenet_labels()
+    model.classes = names if num_classes == len(names) else [f"class_{index}" for index in range(num_classes)]
+    return model
+
+
 def _model(
+    entry: str,
     arch: str,
     pretrained: bool,
     pretrained_from_file: str | None,
@@ -70,8 +103,9 @@ def _model(
     """A model in training mode with fresh, NVIDIA's or the given file's weights."""
     parameters = dict(parameters)
     parameters.pop("trt", None)  # chose a form of squeeze-and-excitation for TensorRT; one form serves both today
+    _check_options(entry, arch, parameters)
     num_classes = parameters.pop("num_classes", 1000)
-    model = registry.build(arch, num_classes, **parameters)
+    model = _describe(registry.build(arch, num_classes, **parameters), arch, num_classes, parameters)
     if pretrained_from_file is None and not pretrained:
         return model
     path = pretrained_from_file if pretrained_from_file is not None else _nvidia_file(arch)
@@ -84,64 +118,124 @@ def _model(
 
 def nvidia_resnet50(pretrained=True, pretrained_from_file=None, state_dict_key_map_fn=None, **model_params):
     """ResNet-50 v1.5 (25.6 M parameters, 224 pixels)."""
-    return _model("resnet50", pretrained, pretrained_from_file, state_dict_key_map_fn, model_params)
+    return _model("nvidia_resnet50", "resnet50", pretrained, pretrained_from_file, state_dict_key_map_fn, model_params)
 
 
 def nvidia_resnext101_32x4d(pretrained=True, pretrained_from_file=None, state_dict_key_map_fn=None, **model_params):
     """ResNeXt-101 32x4d (44.2 M parameters, 224 pixels)."""
-    return _model("resnext101_32x4d", pretrained, pretrained_from_file, state_dict_key_map_fn, model_params)
+    return _model(
+        "nvidia_resnext101_32x4d",
+        "resnext101_32x4d",
+        pretrained,
+        pretrained_from_file,
+        state_dict_key_map_fn,
+        model_params,
+    )
 
 
 def nvidia_resneXt(pretrained=True, pretrained_from_file=None, state_dict_key_map_fn=None, **model_params):
     """The same as nvidia_resnext101_32x4d, under its older name."""
-    return _model("resnext101_32x4d", pretrained, pretrained_from_file, state_dict_key_map_fn, model_params)
+    return _model(
+        "nvidia_resneXt", "resnext101_32x4d", pretrained, pretrained_from_file, state_dict_key_map_fn, model_params
+    )
 
 
 def nvidia_se_resnext101_32x4d(pretrained=True, pretrained_from_file=None, state_dict_key_map_fn=None, **model_params):
     """SE-ResNeXt-101 32x4d (49.0 M parameters, 224 pixels)."""
-    return _model("se_resnext101_32x4d", pretrained, pretrained_from_file, state_dict_key_map_fn, model_params)
+    return _model(
+        "nvidia_se_resnext101_32x4d",
+        "se_resnext101_32x4d",
+        pretrained,
+        pretrained_from_file,
+        state_dict_key_map_fn,
+        model_params,
+    )
 
 
 def nvidia_efficientnet_b0(pretrained=True, pretrained_from_file=None, state_dict_key_map_fn=None, **model_params):
     """EfficientNet-b0 (5.3 M parameters, 224 pixels)."""
-    return _model("efficientnet_b0", pretrained, pretrained_from_file, state_dict_key_map_fn, model_params)
+    return _model(
+        "nvidia_efficientnet_b0",
+        "efficientnet_b0",
+        pretrained,
+        pretrained_from_file,
+        state_dict_key_map_fn,
+        model_params,
+    )
 
 
 def nvidia_efficientnet_b4(pretrained=True, pretrained_from_file=None, state_dict_key_map_fn=None, **model_params):
     """EfficientNet-b4 (19.3 M parameters, 380 pixels)."""
-    return _model("efficientnet_b4", pretrained, pretrained_from_file, state_dict_key_map_fn, model_params)
+    return _model(
+        "nvidia_efficientnet_b4",
+        "efficientnet_b4",
+        pretrained,
+        pretrained_from_file,
+        state_dict_key_map_fn,
+        model_params,
+    )
 
 
 def nvidia_efficientnet_widese_b0(
     pretrained=True, pretrained_from_file=None, state_dict_key_map_fn=None, **model_params
 ):
     """EfficientNet-b0 with wider squeeze-and-excitation (8.4 M parameters, 224 pixels)."""
-    return _model("efficientnet_widese_b0", pretrained, pretrained_from_file, state_dict_key_map_fn, model_params)
+    return _model(
+        "nvidia_efficientnet_widese_b0",
+        "efficientnet_widese_b0",
+        pretrained,
+        pretrained_from_file,
+        state_dict_key_map_fn,
+        model_params,
+    )
 
 
 def nvidia_efficientnet_widese_b4(
     pretrained=True, pretrained_from_file=None, state_dict_key_map_fn=None, **model_params
 ):
     """EfficientNet-b4 with wider squeeze-and-excitation (34.9 M parameters, 380 pixels)."""
-    return _model("efficientnet_widese_b4", pretrained, pretrained_from_file, state_dict_key_map_fn, model_params)
+    return _model(
+        "nvidia_efficientnet_widese_b4",
+        "efficientnet_widese_b4",
+        pretrained,
+        pretrained_from_file,
+        state_dict_key_map_fn,
+        model_params,
+    )
 
 
 def nvidia_efficientnet(
     type="efficientnet-b0", pretrained=True, pretrained_from_file=None, state_dict_key_map_fn=None, **model_params
 ):
     """Any EfficientNet by NVIDIA's name for it: efficientnet-b0 ... -b7, efficientnet-widese-b0, -widese-b4."""
-    return _model(type.replace("-", "_"), pretrained, pretrained_from_file, state_dict_key_map_fn, model_params)
+    return _model(
+        "nvidia_efficientnet",
+        type.replace("-", "_"),
+        pretrained,
+        pretrained_from_file,
+        state_dict_key_map_fn,
+        model_params,
+    )
 
 
-def _from_card(name: str, arch: str, pretrained: bool, parameters: dict[str, Any]) -> nn.Module:
-    if not pretrained:
-        num_classes = parameters.pop("num_classes", len(weights.card(name).raw.get("class_names", range(1000))))
-        return registry.build(arch, num_classes, **parameters)
-    if parameters:
-        raise ValueError(f"{', '.join(parameters)}: not with pretrained=True, whose file decides")
-    found = loading.load(name)
-    found.model.preprocessing, found.model.classes = found.preprocessing, found.classes
-    return found.model
+def _from_card(entry: str, name: str, pretrained: bool, parameters: dict[str, Any]) -> nn.Module:
+    raw = weights.card(name).raw
+    arch = raw["arch"]
+    _check_options(entry, arch, parameters)
+    if pretrained:
+        if parameters:
+            raise ValueError(f"{entry}: {', '.join(parameters)} not with pretrained=True, whose file decides")
+        return convnet(name)
+    published = vision.Preprocessing.from_dict(raw["preprocessing"])
+    classes = raw.get("class_names") or imagenet_labels()
+    parameters = {"num_classes": len(classes), "in_channels": published.channels} | parameters
+    num_classes = parameters.pop("num_classes")
+    model = _describe(registry.build(arch, num_classes, **parameters), arch, num_classes, parameters)
+    if parameters["in_channels"] == published.channels:
+        model.preprocessing = published
+    if num_classes == len(classes):
+        model.classes = classes
+    return model
 
 
 def mobilenet_v2(pretrained=True, **model_params):
@@ -149,7 +243,7 @@ def mobilenet_v2(pretrained=True, **model_params):
 
     ``model.preprocessing(picture)`` makes an input, ``model.classes`` names the outputs.
     """
-    return _from_card("mobilenet_v2.imagenet", "mobilenet_v2", pretrained, model_params)
+    return _from_card("mobilenet_v2", "mobilenet_v2.imagenet", pretrained, model_params)
 
 
 def efficientnet_lite0(pretrained=True, **model_params):
@@ -157,7 +251,7 @@ def efficientnet_lite0(pretrained=True, **model_params):
 
     ``model.preprocessing(picture)`` makes an input, ``model.classes`` names the outputs.
     """
-    return _from_card("efficientnet_lite0.imagenet", "efficientnet_lite0", pretrained, model_params)
+    return _from_card("efficientnet_lite0", "efficientnet_lite0.imagenet", pretrained, model_params)
 
 
 def fashion_mnist_resnet14(pretrained=True, **model_params):
@@ -165,14 +259,17 @@ def fashion_mnist_resnet14(pretrained=True, **model_params):
 
     ``model.preprocessing(picture)`` makes an input, ``model.classes`` names the outputs.
     """
-    if not pretrained:
-        model_params = {"in_channels": 1} | model_params
-    return _from_card("resnet14_small.fashion_mnist", "resnet14_small", pretrained, model_params)
+    return _from_card("fashion_mnist_resnet14", "resnet14_small.fashion_mnist", pretrained, model_params)
 
 
-def convnet(source, arch=None):
-    """A classifier trained with this repository: a run's folder, a checkpoint or a weights file (with ``arch``)."""
+def convnet(source, arch=None, pretrained=True):
+    """A classifier trained with this repository: a run's folder, a checkpoint or a weights file (with ``arch``).
+
+    ``pretrained=False`` gives the same architecture, classes and preprocessing with fresh weights, in training mode.
+    """
     found = loading.load(source, arch=arch)
+    if not pretrained:
+        found.model = loading.build_from(found.describe())
     found.model.preprocessing, found.model.classes = found.preprocessing, found.classes
     return found.model
 

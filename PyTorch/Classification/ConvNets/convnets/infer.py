@@ -144,9 +144,11 @@ def main(args: list[str] | None = None) -> dict[str, Any]:
                 )
     content = {"checkpoint": found.source, "arch": found.arch, "predictions": results, "skipped": skipped}
     atomic_write(output / "predictions.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-    for path, reason in skipped:
-        print(f"skipped {path}: {reason}", file=sys.stderr)
+    for _, reason in skipped:  # it begins with the path
+        print(f"skipped {reason}", file=sys.stderr)
     print(f"{len(results)} classified, {len(skipped)} skipped; {output / 'predictions.json'}")
+    if not results:
+        raise ValueError(f"none of {len(paths)} pictures could be read; {skipped[0][1]}")
     return content
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 from convnets import hub, registry
 from convnets.convert import strip_prefixes, to_canonical
-from dlx import weights
+from dlx import fetch, vision, weights
 
 ROOT = Path(__file__).resolve().parents[4]
 MODELS = [name for name in dir(hub) if name.startswith("nvidia_") and "utils" not in name]
@@ -76,6 +76,75 @@ def test_generic_efficientnet_default_type_exists():
         hub.nvidia_efficientnet("efficient-b0", pretrained=False)
 
 
+@pytest.mark.parametrize(
+    ("name", "parameter", "near"),
+    [
+        ("nvidia_resnet50", "num_clases", "num_classes"),
+        ("nvidia_efficientnet", "zero_init", "zero_init_residual"),
+        ("mobilenet_v2", "num_class", "num_classes"),
+        ("fashion_mnist_resnet14", "inchannels", "in_channels"),
+    ],
+)
+@pytest.mark.parametrize("pretrained", [False, True])
+def test_unknown_options_are_named(name, parameter, near, pretrained):
+    with pytest.raises(
+        TypeError, match=rf"^{name}\(\) has no option '{parameter}'.*{near}.*takes .*pretrained"
+    ) as found:
+        getattr(hub, name)(pretrained=pretrained, **{parameter: 3})
+    assert "num_classes" in str(found.value) and "model_params" not in str(found.value)
+
+
+def test_untrained_models_know_their_inputs_and_classes():
+    with torch.device("meta"):
+        models = [hub.mobilenet_v2(pretrained=False), hub.nvidia_resnet50(pretrained=False)]
+        few = hub.mobilenet_v2(pretrained=False, num_classes=3)
+        b4 = hub.nvidia_efficientnet_b4(pretrained=False, in_channels=1)
+        fashion = hub.fashion_mnist_resnet14(pretrained=False)
+        colours = hub.fashion_mnist_resnet14(pretrained=False, in_channels=3)
+    published = weights.card("mobilenet_v2.imagenet").raw["preprocessing"]
+    assert models[0].preprocessing.to_dict() == vision.Preprocessing.from_dict(published).to_dict()
+    assert all(len(model.classes) == 1000 and model.classes[0] == "tench" for model in models)
+    assert few.classes == ["class_0", "class_1", "class_2"] and few.preprocessing == models[0].preprocessing
+    assert b4.preprocessing.crop == 380 and b4.preprocessing.channels == 1
+    assert fashion.classes[9] == "Ankle boot" and fashion.preprocessing.channels == 1
+    assert colours.preprocessing.channels == 3
+    assert fashion.preprocessing(np.zeros((28, 28), np.uint8)).shape == (1, 28, 28)
+
+
+def test_convnet_with_fresh_weights(tmp_path):
+    model = registry.build("resnet8_small", 5, in_channels=1)
+    torch.save(model.state_dict(), tmp_path / "grey.pth")
+    fresh = hub.convnet(tmp_path / "grey.pth", arch="resnet8_small", pretrained=False)
+    same = hub.convnet(tmp_path / "grey.pth", arch="resnet8_small", pretrained=True)
+    assert fresh.training and not same.training and fresh.preprocessing == same.preprocessing
+    assert fresh.classes == same.classes and len(fresh.classes) == 5
+    assert torch.equal(same.fc.weight, model.fc.weight) and not torch.equal(fresh.fc.weight, model.fc.weight)
+
+
+def test_nvidia_weights_without_network(tmp_path, monkeypatch):
+    """The error says what to do, nothing is left behind, and a file put in the named place is used."""
+    monkeypatch.setenv("DLX_HOME", str(tmp_path))
+    monkeypatch.setattr(hub, "NGC", "file:///nowhere/{file}")
+    place = tmp_path / "weights" / "nvidia" / "nvidia_resnet50_200821.pth.tar"
+    with pytest.warns(UserWarning, match="no hash"), pytest.raises(fetch.FetchError) as caught:
+        hub.nvidia_resnet50()
+    text = str(caught.value)
+    assert f"wanted at {place}\n" in text and "sha256" not in text and "file:///nowhere/nvidia_resnet50" in text
+    assert "put the file there yourself, or pass pretrained_from_file=" in text
+    assert not place.parent.exists()
+    place.parent.mkdir(parents=True)
+    model = registry.build("resnet50", 1000)
+    torch.save({"state_dict": model.state_dict()}, place)
+    for _ in range(2):
+        assert torch.equal(hub.nvidia_resnet50().fc.weight, model.fc.weight)
+    place.write_bytes(b"changed")
+    with (
+        pytest.warns(UserWarning, match="no hash"),
+        pytest.raises(fetch.FetchError, match="with sha256 [0-9a-f]{64} at"),
+    ):
+        hub.nvidia_resnet50()
+
+
 def nvidia_layout(arch: str, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Our tensors under the names of NVIDIA's training checkpoints, written independently of the converter."""
     if arch.startswith("efficientnet"):
@@ -119,7 +188,7 @@ def test_wrong_width_is_reported_with_shapes(tmp_path):
     path = tmp_path / "wide.pth"
     torch.save(registry.build("resnet18", num_classes=10).state_dict(), path)
     with pytest.raises(ValueError, match=r"fc\.weight.*10"):
-        hub._model("resnet18", True, str(path), None, {"num_classes": 12})
+        hub._model("nvidia_resnet50", "resnet18", True, str(path), None, {"num_classes": 12})
 
 
 def test_processing_utils(tmp_path, capsys):

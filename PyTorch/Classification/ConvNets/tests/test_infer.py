@@ -219,6 +219,12 @@ def test_unreadable_pictures(trained, tmp_path, capsys):
     assert [Path(path).name for path, _ in stored["skipped"]] == ["b.jpg", "c.jpg", "e.png"]
     captured = capsys.readouterr()
     assert "2 classified, 3 skipped" in captured.out and captured.err.count("skipped ") == 3
+    assert captured.err.count("b.jpg") == captured.err.count("c.jpg") == 1
+    for name in ("a.png", "d.png"):
+        (folder / name).write_bytes(b"spoilt")
+    with pytest.raises(ValueError, match=r"^none of 5 pictures could be read; .*a\.png: not a picture"):
+        run(trained, folder, tmp_path / "none", "--tolerant")
+    assert len(json.loads((tmp_path / "none" / "predictions.json").read_text())["skipped"]) == 5
 
 
 @pytest.mark.parametrize("name", ["nowhere.jpg", "empty"])
