@@ -183,11 +183,13 @@ def inspect(path: str | os.PathLike[str], check: str = "headers") -> tuple[int, 
     try:
         with Image.open(path) as image:
             vision.check_pixels(image)
-            turned = image.getexif().get(ORIENTATION_TAG, 1)
-            plain = image.mode in PLAIN.get(image.format, ()) and not (image.format == "WEBP" and turned != 1)
-            size = (image.height, image.width) if turned in (5, 6, 7, 8) else image.size
-            if check == "headers" and _ends_well(path):
-                return *size, plain
+            plain = image.mode in PLAIN.get(image.format, ())
+            headers = check == "headers" and _ends_well(path)
+            if headers or image.format == "WEBP":  # of a PNG, asking for EXIF decodes it
+                turned = image.getexif().get(ORIENTATION_TAG, 1)
+                plain = plain and not (image.format == "WEBP" and turned != 1)
+            if headers:
+                return *((image.height, image.width) if turned in (5, 6, 7, 8) else image.size), plain
     except FileNotFoundError:
         raise ValueError(f"{path}: no such picture") from None
     except Image.DecompressionBombError as error:
