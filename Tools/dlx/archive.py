@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,7 +65,9 @@ def extract_chosen(archive: str | os.PathLike[str], choose: Chooser) -> int:
             with opener() as source, open(target, "wb") as sink:
                 shutil.copyfileobj(source, sink, 1 << 20)
             count += 1
-    except (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, EOFError, OSError, NotImplementedError) as error:
+    except (
+        tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, EOFError, OSError, NotImplementedError,
+    ) as error:  # fmt: skip
         if isinstance(error, OSError) and error.errno is not None:
             raise  # a full disk or a missing permission is no fault of the archive
         raise ArchiveError(f"{archive}: damaged ({error})") from error

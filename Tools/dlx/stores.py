@@ -92,23 +92,35 @@ def cache_list(options: argparse.Namespace) -> None:
 
 
 def cache_verify(options: argparse.Namespace) -> int:
-    """./dlx cache verify: hash the prepared data sets and the weights again; status 1 when something is damaged."""
+    """./dlx cache verify: hash the prepared data sets and the weights again; status 1 when something is damaged.
+
+    With --repair what is damaged is fetched again first, and what then still is counts.
+    """
     from dlx import data, weights
 
     faults = []
     for name in data.names():
-        if data.data_folder(data.get(name)).is_dir():
-            found = data.verify(name)
-            faults += found
-            print(f"{'ok' if not found else 'DAMAGED':8} {name}")
+        folder = data.data_folder(data.get(name))
+        if not folder.is_dir():
+            continue
+        if options.repair:
+            data.prepare(name, check=True)
+        found = data.verify(name) if (folder / data.STAMP).is_file() else [f"{folder}: not complete"]
+        faults += found
+        print(f"{'ok' if not found else 'DAMAGED':8} {name}")
     for card in weights.cards(require_root()).values():
         path = weight_dir() / card.filename
         if path.is_file():
             good = sha256(path) == card.sha256
+            if options.repair and not good:
+                path.unlink()
+                good = bool(weights.resolve(card))  # which verifies
             faults += [] if good else [f"{path}: changed, expected sha256 {card.sha256}"]
             print(f"{'ok' if good else 'DAMAGED':8} {card.name}")
     for fault in faults:
         print(fault)
+    if faults and not options.repair:
+        print("`./dlx cache verify --repair` fetches what is damaged again")
     return 1 if faults else 0
 
 

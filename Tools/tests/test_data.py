@@ -2,6 +2,8 @@
 
 import gzip
 import hashlib
+import json
+import os
 import struct
 import subprocess
 import sys
@@ -82,6 +84,39 @@ def test_a_set_that_lost_a_file_is_made_again(source, tmp_path):
     assert (data.prepare(tiny, home=tmp_path) / "pictures.gz").is_file()
 
 
+def test_damage_is_found_and_repaired(source, tmp_path):
+    tiny = data_set(source)
+    path = data.prepare(tiny, home=tmp_path) / "pictures.gz"
+    times = path.stat()
+    flipped = PACKED[:12] + bytes([PACKED[12] ^ 255, PACKED[13] ^ 255]) + PACKED[14:]
+
+    path.write_bytes(flipped)  # the same size
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns + 1))
+    with pytest.raises(ValueError, match=r"pictures.gz: damaged .*; if it is .* `./dlx cache verify --repair`"):
+        data.read_idx(path)
+    data.prepare(tiny, home=tmp_path)
+    assert path.read_bytes() == PACKED
+
+    path.write_bytes(flipped)  # by a disk, which keeps the time
+    stamp = json.loads((path.parent / data.STAMP).read_text())
+    known = stamp["files"]["pictures.gz"]["mtime_ns"]
+    os.utime(path, ns=(known, known))
+    assert data.prepare(tiny, home=tmp_path) and path.read_bytes() == flipped, "not read without need"
+    data.prepare(tiny, home=tmp_path, check=True)
+    assert path.read_bytes() == PACKED and data.verify(tiny, tmp_path) == []
+
+
+def test_a_copied_set_is_read_once(source, tmp_path, monkeypatch):
+    path = data.prepare(data_set(source), home=tmp_path) / "pictures.gz"
+    os.utime(path, ns=(1, 1))
+    hashed = []
+    sha256 = data.files.sha256
+    monkeypatch.setattr(data.files, "sha256", lambda file: hashed.append(file) or sha256(file))
+    for _ in range(2):
+        data.prepare(data_set(source), home=tmp_path)
+        assert hashed == [path]
+
+
 def test_wrong_content_leaves_nothing(source, tmp_path):
     with pytest.raises(FetchError, match="holds the wrong content, expected sha256 " + "0" * 64):
         data.prepare(data_set(source, "0" * 64), home=tmp_path / "home")
@@ -153,7 +188,7 @@ def test_entries_tell_whole_from_partial(source, tmp_path):
         "tiny-1": "partial",
         "url/tiny-1": "complete",
         "url/x-1.partial": "partial",
-        "apt/lists": "complete",
+        "apt": "complete",
     }
 
 

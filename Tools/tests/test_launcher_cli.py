@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from dlx import __version__
 from dlx.task import TORCHRUN
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,6 +137,13 @@ def test_nproc_starts_torchrun(ready):
     assert ready.dlx("run", "Alpha", "train", "--nproc", "0").returncode == 2
     ready.task("Kaldi/Gamma")
     assert "which Kaldi does not use" in ready.dlx("run", "Gamma", "train", "--nproc", "2").stdout
+
+
+def test_version_and_options_without_a_command(tree):
+    done = tree.dlx("--version")
+    assert done.returncode == 0 and done.stdout == f"dlx {__version__}\n"
+    done = tree.dlx("--verbose")
+    assert done.returncode == 2 and done.stdout == "dlx: no option --verbose; `./dlx --help` shows all\n"
 
 
 def test_quickstart_and_bench_are_verbs(ready):

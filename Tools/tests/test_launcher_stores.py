@@ -76,3 +76,20 @@ def test_cache_verify_finds_damage(carded, tmp_path):
     (home / "weights" / "tiny.photos.bin").write_text("numberz")
     done = carded.dlx("cache", "verify", DLX_HOME=str(home))
     assert done.returncode == 1 and "DAMAGED  tiny.photos" in done.stdout and "expected sha256" in done.stdout
+    assert done.stdout.splitlines()[-1] == "`./dlx cache verify --repair` fetches what is damaged again"
+    assert carded.dlx("cache", "verify", "--repair", DLX_HOME=str(home)).returncode == 0
+    assert not (home / "weights" / "tiny.photos.bin").exists(), "this one's source is the tree, which is whole"
+
+
+def test_half_made_data_is_reported(tree):
+    (tree.home / "data" / "foolbox-images-3.3.4").mkdir(parents=True)
+    done = tree.dlx("cache", "verify")
+    assert done.returncode == 1 and "foolbox-images-3.3.4: not complete" in done.stdout
+
+
+def test_indexes_are_listed_and_stay_unless_all(tree):
+    (tree.home / "index").mkdir(parents=True)
+    (tree.home / "index" / "x.npz").write_text("12345")
+    assert "index           5 B  complete" in tree.dlx("cache", "list").stdout
+    assert tree.dlx("cache", "prune").stdout == ""
+    assert "removed" in tree.dlx("cache", "prune", "--all").stdout and not (tree.home / "index").exists()

@@ -44,7 +44,7 @@ def main(args: list[str] | None = None) -> dict[str, Any]:
         where = pictures.generate(Path(config.output_dir), config.num_pictures, config.num_classes)
         splits = open_data(where)
     else:
-        where = datasets.prepare(config.data, source=config.source)
+        where = datasets.prepare(config.data, source=config.source, check=True)
         splits = open_data(config.data)
     for name, split in splits.items():
         print(f"{name}: {len(split):,} pictures, {len(split.classes)} classes")
