@@ -71,7 +71,7 @@ class DaliLoader(Loader):
         if len(special):
             first = split.paths[special[0]]
             raise DataError(
-                f"{len(special)} pictures that DALI would not decode like Pillow, the first is {first} "
+                f"{len(special)} picture{'s' if len(special) > 1 else ''} that DALI would not decode like Pillow, the first is {first} "
                 f"({describe(first)}); use --data_backend pytorch or convert them"
             )
         if backend == "dali-gpu" and device.type != "cuda":

@@ -323,7 +323,7 @@ def test_dali_refuses_what_it_would_decode_otherwise(tmp_path, name):
     smooth().save(tmp_path / "val" / "a" / "a.jpg")
     save_special(name, tmp_path / "val" / "a" / "x.png")
     for _ in range(2):
-        with pytest.raises(DataError, match=rf"^1 pictures .*a/x\.png \({name}\); use --data_backend pytorch"):
+        with pytest.raises(DataError, match=rf"^1 picture that .*a/x\.png \({name}\); use --data_backend pytorch"):
             make(tmp_path, "val", backend="dali-cpu")
     assert (collect(make(tmp_path, "val"))[1] >= 0).sum() == 2
 
