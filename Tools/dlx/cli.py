@@ -128,7 +128,11 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict]:
     made.add_argument("--junit", type=Path, metavar="FILE", help="write the results as JUnit XML")
     isolated(made)
 
-    made = command("bench", bench, "run a task's benchmark verb", "./dlx bench ConvNets -- --help", extra=True)
+    made = command(
+        "bench", bench, "run a task's benchmark verb",
+        """./dlx bench ConvNets -- --mode inference --arch resnet50 --batch_sizes 1 64
+        ./dlx bench ConvNets -- --help              the task's own options, with more examples""", extra=True,
+    )  # fmt: skip
     made.add_argument("task", metavar="TASK")
     isolated(made)
 

@@ -18,7 +18,10 @@ import argparse
 import dataclasses
 import difflib
 import functools
+import inspect
 import os
+import re
+import shlex
 import shutil
 import sys
 import types
@@ -87,6 +90,7 @@ def parse(
     `--config` takes a file or a NAME looked up in `configs_dir`, and may be repeated: the later file wins, and the
     command line wins over all files. `--print_config` prints the result as YAML and exits. An error prints one line
     and exits with status 2, or raises ConfigError if `exit_on_error` is False. `args` defaults to `sys.argv[1:]`.
+    `--help` ends with the examples of the program's docstring: each paragraph that starts with `./dlx`.
     """
     args = list(sys.argv[1:] if args is None else args)
     schema = _Schema(config_class)
@@ -98,7 +102,7 @@ def parse(
             raise SystemExit(0)
         entries: dict[str, Entry] = {}
         for name in config_names:
-            entries.update(read_config(_find_config(name, configs_dir)))
+            entries.update(read_config(_find_config(name, configs_dir, schema)))
         entries.update({key: Entry(text, COMMAND_LINE) for key, text in pairs})
         config = schema.build(entries)
         if "print_config" in actions:
@@ -164,17 +168,17 @@ class _Schema:
 
     def help(self, prog: str, description: str | None, configs_dir: str | os.PathLike | None) -> str:
         """The text of `--help`: the fields under their headings with type, limits and default."""
+        known = _config_names(configs_dir, self)
+        metavar, names = ("NAME|FILE", f", or a name of {', '.join(known)}") if known else ("FILE", "")
         parser = argparse.ArgumentParser(
             prog=prog, description=description or _first_line(self.config_class), add_help=False,
-            usage="%(prog)s [--config NAME|FILE] [--KEY VALUE ...]",
+            usage=f"{_launched() or prog} [--config {metavar}] [--KEY VALUE ...]".replace("%", "%%"),
             formatter_class=functools.partial(argparse.HelpFormatter, max_help_position=32, width=_help_width()),
         )  # fmt: skip
         general = parser.add_argument_group("general")
         general.add_argument("-h", "--help", action="store_true", help="show this text and exit")
-        known = _config_names(configs_dir)
-        names = f" of {', '.join(known)}" if known else ""
-        text = f"YAML file, or a name{names}; may be repeated, the later wins"
-        general.add_argument("--config", metavar="NAME|FILE", help=text)
+        text = f"YAML file{names}; may be repeated, the later wins"
+        general.add_argument("--config", metavar=metavar, help=text)
         general.add_argument("--print_config", action="store_true", help="print the resulting configuration and exit")
         groups: dict[str, Any] = {}
         for name, item in self.fields.items():
@@ -182,7 +186,7 @@ class _Schema:
             if heading not in groups:
                 groups[heading] = parser.add_argument_group(heading)
             groups[heading].add_argument(f"--{name}", help=self._help(name), metavar=_metavar(self.types[name]))
-        return parser.format_help()
+        return parser.format_help() + _examples()
 
     def _help(self, name: str) -> str:
         metadata, default = self.fields[name].metadata, self.default(name)
@@ -272,11 +276,19 @@ class _Schema:
 # ---------------------------------------------------------------------------------------------------------- files
 
 
-def _config_names(configs_dir: str | os.PathLike | None) -> list[str]:
-    return sorted(path.stem for path in Path(configs_dir).glob("*.yaml")) if configs_dir else []
+def _config_names(configs_dir: str | os.PathLike | None, schema: _Schema) -> list[str]:
+    """The files there whose keys are all fields: a recipe for training is none for inference."""
+
+    def fits(path: Path) -> bool:
+        try:
+            return read_config(path).keys() <= schema.fields.keys()
+        except (ConfigError, OSError):
+            return False
+
+    return sorted(path.stem for path in Path(configs_dir).glob("*.yaml") if fits(path)) if configs_dir else []
 
 
-def _find_config(name: str, configs_dir: str | os.PathLike | None) -> Path:
+def _find_config(name: str, configs_dir: str | os.PathLike | None, schema: _Schema) -> Path:
     """A bare name means `configs_dir` first, anything that looks like a path means the path first."""
     candidates = [Path(name)]
     if configs_dir:
@@ -286,7 +298,7 @@ def _find_config(name: str, configs_dir: str | os.PathLike | None) -> Path:
     for path in candidates:
         if path.is_file():
             return path
-    known = _config_names(configs_dir)
+    known = _config_names(configs_dir, schema)
     listing = f" (names: {', '.join(known)})" if known else ""
     raise ConfigError(f"--config {name}: no such file or name{_nearest(Path(name).stem, known)}{listing}")
 
@@ -341,6 +353,20 @@ def _program_name() -> str:
     if spec is not None and spec.name and spec.name != "__main__":
         return f"python -m {spec.name.removesuffix('.__main__')}"
     return Path(sys.argv[0]).name
+
+
+def _launched() -> str:
+    """How the launcher was called, up to what it hands on, or nothing: './dlx run ConvNets train --'."""
+    words = shlex.split(os.environ.get("DLX_COMMAND", ""))
+    words = words[: words.index("--")] if "--" in words else words
+    return shlex.join([*words, "--"]) if words[1:2] and words[1] in ("run", "bench", "quickstart") else ""
+
+
+def _examples() -> str:
+    text = inspect.cleandoc(getattr(sys.modules.get("__main__"), "__doc__", None) or "")
+    paragraphs = [inspect.cleandoc(part).splitlines() for part in re.split(r"\n\s*\n", text)]
+    lines = [line for part in paragraphs if part and part[0].startswith("./dlx ") for line in part]
+    return "\n".join(["", "examples:", *(f"  {line.strip()}" for line in lines), ""]) if lines else ""
 
 
 def _help_width() -> int:

@@ -247,6 +247,26 @@ def test_help(folder, capsys):
         assert part in text, part
 
 
+def test_help_shows_the_launcher_s_call_and_examples(folder, capsys, monkeypatch):
+    (folder / "fits.yaml").write_text("batch_size: 2\n")
+    (folder / "of_another_verb.yaml").write_text("no_such_key: 2\n")
+    document = "Train.\n\n    ./dlx run Nets train -- --config fits\n    ./dlx run Nets train\n\nRecipes: ./dlx list"
+    monkeypatch.setattr(sys.modules["__main__"], "__doc__", document)
+    monkeypatch.setenv("DLX_COMMAND", "./dlx run Nets train --nproc 2 -- --help")
+    with pytest.raises(SystemExit):
+        run("--help", configs_dir=folder)
+    text = capsys.readouterr().out
+    assert text.startswith("usage: ./dlx run Nets train --nproc 2 -- [--config NAME|FILE] [--KEY VALUE ...]\n")
+    assert text.endswith("\nexamples:\n  ./dlx run Nets train -- --config fits\n  ./dlx run Nets train\n")
+    assert "a name of fits;" in " ".join(text.split()) and "of_another_verb" not in text
+    (folder / "fits.yaml").unlink()
+    monkeypatch.setenv("DLX_COMMAND", "./dlx test Tools")
+    with pytest.raises(SystemExit):
+        run("--help", configs_dir=folder)
+    text = capsys.readouterr().out
+    assert "--config FILE" in text and "./dlx test" not in text
+
+
 def test_a_program_prints_one_line_and_exits_with_2(folder):
     code = (
         "import dataclasses, dlx.config\n"
