@@ -275,7 +275,14 @@ def build(options: argparse.Namespace) -> int:
     container.command(task, "docker", options.tag, options.build_args)  # complain about the call before the engine
     command = container.command(task, container.choose(options.engine), options.tag, options.build_args, options.extra)
     print(f"dlx: {shlex.join(command)}", flush=True)
-    return subprocess.run(command, check=False).returncode
+    status = subprocess.run(command, check=False).returncode
+    base = container.base_image(task, options.build_args)
+    if status and base:
+        print(
+            f"dlx: the build failed. If its base image {base} could not be pulled, name one that can be: "
+            f"./dlx build {options.task} --build-arg FROM_IMAGE_NAME=IMAGE", file=sys.stderr,
+        )  # fmt: skip
+    return status
 
 
 def copy(options: argparse.Namespace) -> None:

@@ -52,6 +52,13 @@ def command(task: Task, engine: str, tag: str = "", build_args: list[str] = (), 
     return [*arguments, *extra, str(task.root)]
 
 
+def base_image(task: Task, build_args: list[str] = ()) -> str:
+    """The image that the build starts from, or an empty string for a Dockerfile that does not let it be chosen."""
+    found = re.search(r"^ARG FROM_IMAGE_NAME=(\S+)", (task.folder / "Dockerfile").read_text(), re.MULTILINE)
+    given = [pair.partition("=")[2] for pair in build_args if pair.startswith("FROM_IMAGE_NAME=")]
+    return (given or [found[1]])[-1] if found else ""
+
+
 def _answers(arguments: list[str]) -> bool:
     try:
         return subprocess.run(arguments, capture_output=True, timeout=20, check=False).returncode == 0

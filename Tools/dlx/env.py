@@ -175,8 +175,10 @@ def _run(env: Env, command: list[str], log: BinaryIO, what: str) -> None:
                 log.flush()
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
-                    tail.append(line.decode(errors="replace").rstrip())
-                    progress.line(tail[-1])
+                    text = line.decode(errors="replace").rstrip()
+                    if not is_retry(text):
+                        tail.append(text)
+                    progress.line(text)
             progress.tick()
         status = process.wait()
     finally:
@@ -246,6 +248,11 @@ class Progress:
 def _short(requirement: str) -> str:
     """Name and version in what pip prints: a requirement, or the path of a wheel."""
     return re.sub(r"-(py|cp)\d.*\.whl$", "", requirement.split(";")[0].rsplit("/", 1)[-1])
+
+
+def is_retry(line: str) -> bool:
+    """Whether pip says there that it tries again: five long lines per address, before the one that tells the reason."""
+    return line.lstrip().startswith("WARNING: Retrying (")
 
 
 def _die_with_parent() -> None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import files, paths
+from .env import is_retry
 
 KINDS = ("pip", "apt", "npm", "url")
 CHUNK = 1 << 20
@@ -268,7 +269,7 @@ def _command(
         output = (done.stdout + done.stderr).strip()
         if missing and missing in output:
             raise FetchError(f"{package}: {hint}")
-        tail = "\n  ".join(output.splitlines()[-12:])
+        tail = "\n  ".join([line for line in output.splitlines() if not is_retry(line)][-12:])
         raise FetchError(f"{package}: `{' '.join(command)}` ended with status {done.returncode}\n  {tail}")
 
 

@@ -62,18 +62,23 @@ def load_tensors(path: str | os.PathLike) -> Tensors:
         raise CheckpointError(f"{path}: not a whole safetensors file: {error}") from None
 
 
+def refusal(path: str | os.PathLike, error: pickle.UnpicklingError) -> str:
+    """What to do about a file that torch refuses; torch's own advice is to switch the protection off."""
+    culprit = re.search(r"(?:GLOBAL|global) ([\w.]+)", str(error))
+    what = f"the Python object {culprit[1]}" if culprit else "Python objects"
+    return (
+        f"{path}: refused, since it holds {what} and loading that can run any code. If you trust where the file "
+        f"comes from, convert it once: python -m dlx.weights convert --trust {path} "
+        f"{Path(path).with_suffix('.safetensors')}"
+    )
+
+
 def load_torch(path: str | os.PathLike) -> Any:
     """`torch.load` onto the CPU that never runs code from the file; the error says how to convert a refused one."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        culprit = re.search(r"(?:GLOBAL|global) ([\w.]+)", str(error))
-        what = f"the Python object {culprit[1]}" if culprit else "Python objects"
-        target = Path(path).with_suffix(".safetensors")
-        raise CheckpointError(
-            f"{path}: refused, since it holds {what} and loading that can run any code. If you trust where the file "
-            f"comes from, convert it once: python -m dlx.weights convert --trust {path} {target}"
-        ) from None
+        raise CheckpointError(refusal(path, error)) from None
     except (RuntimeError, EOFError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise

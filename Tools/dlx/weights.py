@@ -279,6 +279,8 @@ def _safe_load(path: Path) -> Any:
     import numpy as np
     import torch
 
+    from .tensors import refusal
+
     multiarray = np._core.multiarray if hasattr(np, "_core") else np.core.multiarray
     # Metadata of the kind `best_accuracy = np.float64(0.77)` is common in published checkpoints and cannot run code.
     allowed = [multiarray.scalar, (multiarray.scalar, "numpy.core.multiarray.scalar"), np.dtype]
@@ -289,12 +291,7 @@ def _safe_load(path: Path) -> Any:
         with torch.serialization.safe_globals(allowed):
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        reason = next((line.strip() for line in str(error).splitlines() if "GLOBAL" in line or "got" in line), "")
-        raise ValueError(
-            f"{path}: refused, since loading it could run code that it contains. {reason}\n"
-            "If you trust where it comes from, convert it once to tensors only:\n"
-            f"  python -m dlx.weights convert --trust {path} {path.with_suffix('.safetensors')}"
-        ) from error
+        raise ValueError(refusal(path, error)) from None
     except (RuntimeError, EOFError, LookupError, TypeError, AttributeError, struct.error) as error:
         reason = next(iter(str(error).splitlines()), "it is cut short")  # torch lets all of these through
         raise ValueError(f"{path}: not a readable checkpoint ({reason})") from error

@@ -194,7 +194,9 @@ def test_pip(tmp_path, monkeypatch):
     with pytest.raises(WrongContent, match="thing 1.0 \\(pip\\)"):
         fetch.fetch(wrong, home=tmp_path / "home2")
     assert not list((tmp_path / "home2").rglob("*.whl"))
-    (tmp_path / "fake" / "pip" / "__main__.py").write_text("raise SystemExit('No matching distribution found')\n")
+    (tmp_path / "fake" / "pip" / "__main__.py").write_text(
+        "print('WARNING: Retrying (Retry(total=4, ...))')\nraise SystemExit('No matching distribution found')\n"
+    )
     with pytest.raises(FetchError, match="ended with status 1\n  No matching distribution found"):
         fetch.fetch(item, home=tmp_path / "home3")
     (tmp_path / "fake" / "pip" / "__main__.py").write_text("raise SystemExit('x: No module named pip')\n")

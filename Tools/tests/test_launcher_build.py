@@ -61,7 +61,20 @@ def test_builds_from_the_root_with_the_tasks_dockerfile(programs, tree):
     options = "--tag my/alpha:1 --build-arg FROM_IMAGE_NAME=debian:12 --no-cache"
     assert log.read_text().strip() == f"build --file {folder}/Dockerfile {options} {tree.root}"
     programs("podman", status=3)
-    assert tree.dlx("build", "Alpha", PATH=os.environ["PATH"]).returncode == 3
+    done = tree.dlx("build", "Alpha", PATH=os.environ["PATH"])
+    assert done.returncode == 3 and "base image" not in done.stdout
+
+
+def test_a_failed_build_tells_how_to_choose_the_base_image(programs, tree):
+    tree.task()
+    tree.write("PyTorch/Area/Alpha/Dockerfile", "ARG FROM_IMAGE_NAME=far/away:1\nFROM ${FROM_IMAGE_NAME}\n")
+    programs("podman", status=125)
+    done = tree.dlx("build", "Alpha", PATH=os.environ["PATH"])
+    assert done.returncode == 125
+    assert "base image far/away:1 could not be pulled" in done.stdout
+    assert "./dlx build Alpha --build-arg FROM_IMAGE_NAME=IMAGE" in done.stdout
+    programs("podman")
+    assert "base image" not in tree.dlx("build", "Alpha", PATH=os.environ["PATH"]).stdout
 
 
 def test_calls_that_cannot_be(tree):

@@ -56,6 +56,16 @@ def test_failure_shows_pips_log_and_leaves_nothing(tree):
     assert not folder.exists() and folder.with_name(folder.name + ".log").read_text()
 
 
+def test_failure_leaves_out_pips_retries(tree):
+    """The index is a port where nobody listens."""
+    tree.task(requirements="no-such-package-exists==9.9\n")
+    offline = {"PIP_NO_INDEX": "", "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "1"}
+    done = tree.dlx("run", "Alpha", "train", **offline)
+    assert "No matching distribution found" in done.stdout and "Retrying" not in done.stdout
+    folder = tree.env_folder()
+    assert "Retrying" in folder.with_name(folder.name + ".log").read_text()
+
+
 def test_two_launchers_at_once_make_it_once(tree):
     tree.task(requirements=tree.wheel("tiny"))
     words = tree.command("run", "Alpha", "train")
