@@ -148,6 +148,13 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict]:
     made.add_argument("--tag", metavar="NAME", help="default: dlx/PACKAGE:latest")
     made.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE", dest="build_args")
 
+    _add_results(command)
+    _add_stores(command, isolated)
+    return parser, commands.choices
+
+
+def _add_results(command) -> None:
+    """Commands that write something to take away or to read: copy, report, readme."""
     made = command(
         "copy", copy, "copy a task, dlx and the launcher to a folder that works alone",
         "./dlx copy ConvNets ~/my-product && cd ~/my-product && ./dlx test",
@@ -163,8 +170,6 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict]:
         "./dlx readme\n./dlx readme --check          writes nothing; status 1 and a diff on drift",
     )  # fmt: skip
     made.add_argument("--check", action="store_true", help="only compare")
-    _add_stores(command, isolated)
-    return parser, commands.choices
 
 
 def _add_stores(command, isolated) -> None:
