@@ -70,8 +70,9 @@ class DaliLoader(Loader):
         special = np.flatnonzero(~split.plain)
         if len(special):
             first = split.paths[special[0]]
+            count = f"{len(special)} pictures" if len(special) > 1 else "1 picture"
             raise DataError(
-                f"{len(special)} picture{'s' if len(special) > 1 else ''} that DALI would not decode like Pillow, the first is {first} "
+                f"{count} that DALI would not decode like Pillow, the first is {first} "
                 f"({describe(first)}); use --data_backend pytorch or convert them"
             )
         if backend == "dali-gpu" and device.type != "cuda":
