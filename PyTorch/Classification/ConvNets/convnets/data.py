@@ -11,7 +11,9 @@ over all ranks; the last batch is filled up with samples labelled -1, so that al
 
 from __future__ import annotations
 
+import atexit
 import os
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -170,6 +172,12 @@ class PillowLoader(Loader):
             worker_init_fn=ignore_stop_signals,
             generator=torch.Generator(),  # else every iteration would draw from the global generator
         )
+        if workers:
+            # When Python ends it sends SIGTERM to the workers that are left and waits; they ignore it, so they must
+            # have been asked to leave before. Exit functions run last registered first.
+            import multiprocessing.util  # noqa: F401  (registers its own)
+
+            atexit.register(_close, weakref.ref(self))
 
     def __iter__(self) -> Iterator[Batch]:
         return to_device(self._host_batches(), self.device)
@@ -186,6 +194,12 @@ class PillowLoader(Loader):
     def close(self) -> None:
         iterator, self.batches._iterator = self.batches._iterator, None
         del iterator  # its workers end with it
+
+
+def _close(reference: weakref.ref[PillowLoader]) -> None:
+    loader = reference()
+    if loader is not None:
+        loader.close()
 
 
 # The one entry

@@ -134,6 +134,7 @@ def main(args: list[str] | None = None) -> dict[str, Any]:
             world=world,
             precision=config.precision,
         )
+        loader.close()
         result["skipped"] = len(loader.skipped)
         shown = {f"val.{key}": value for key, value in itertools.islice(result.items(), 4)}
         log.log((), shown)

@@ -49,7 +49,10 @@ class DataOptions:
     def identity(self) -> dict[str, str]:
         """Hashes of registered data for the run record; a user's own folder has none."""
         named = self.data if self.data_dir is None else None
-        return {named: datasets.identity(named)} if named in datasets.names() else {}
+        try:
+            return {named: datasets.identity(named)} if named in datasets.names() else {}
+        except ValueError:  # not prepared: the pictures came from elsewhere
+            return {}
 
     def loader(self, split: str, splits: dict[str, Split], train: bool, world: Any, **options: Any) -> Loader:
         """The loader of a split on this process."""

@@ -422,3 +422,23 @@ def test_gpu_loaders_give_what_the_cpu_gives(odd, backend, split):
     assert torch.equal(other.cpu(), labels)
     difference = (found.cpu().int() - images.int()).abs()[labels >= 0]
     assert difference.float().mean() < (0.01 if backend == "pytorch" else 1.5)
+
+
+@pytest.mark.parametrize("ends_early", [False, True], ids=["closed", "not closed"])
+def test_workers_do_not_keep_the_program_from_ending(tmp_path, ends_early):
+    """They ignore SIGTERM, which Python sends them when it ends: the loader must have asked them to leave before."""
+    for split in ("train", "val"):
+        for name in ("a", "b"):
+            (tmp_path / split / name).mkdir(parents=True)
+            Image.new("RGB", (40, 40), "red").save(tmp_path / split / name / "1.png")
+    program = f"""
+from convnets.data import build_loader
+loader = build_loader("val", data={str(tmp_path)!r}, batch_size=1, image_size=16, train=False, workers=1)
+batches = iter(loader)
+next(batches)
+if {ends_early}:
+    raise SystemExit(0)
+loader.close()
+"""
+    done = subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
