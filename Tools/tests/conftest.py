@@ -39,7 +39,8 @@ class Tree:
         self.write(f"{name}/task.toml", text)
         self.write(f"{name}/requirements.txt", requirements)
         self.write(f"{name}/README.md", f"# {folder.name}\n")
-        self.write(f"{name}/{package}/__init__.py", "")
+        if not (folder / package / "__init__.py").exists():  # the real dlx keeps its own
+            self.write(f"{name}/{package}/__init__.py", "")
         self.write(f"{name}/{package}/train.py", "import os, sys\nprint(os.getcwd(), *sys.argv[1:], sep='|')\n")
         return folder
 

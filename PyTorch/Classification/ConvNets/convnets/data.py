@@ -193,7 +193,8 @@ class PillowLoader(Loader):
 
     def close(self) -> None:
         iterator, self.batches._iterator = self.batches._iterator, None
-        del iterator  # its workers end with it
+        if iterator is not None:
+            iterator._shutdown_workers()  # dropping it is not enough while an iteration is in somebody's hands
 
 
 def _close(reference: weakref.ref[PillowLoader]) -> None:

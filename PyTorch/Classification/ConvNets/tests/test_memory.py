@@ -95,7 +95,7 @@ def test_fashion_mnist(monkeypatch, tmp_path):
         labels = struct.pack(">HBBI", 0, 8, 1, count) + bytes(range(count))
         for name, content in ((f"{prefix}-images-idx3-ubyte.gz", images), (f"{prefix}-labels-idx1-ubyte.gz", labels)):
             (where / name).write_bytes(content)
-            files[name] = {"size": len(content), "sha256": "0" * 64}
+            files[name] = {"size": len(content), "sha256": "0" * 64, "mtime_ns": (where / name).stat().st_mtime_ns}
     (where / ".dlx-complete.json").write_text(json.dumps({"files": files}))
     splits = data.open_data("fashion-mnist", home=tmp_path)
     assert len(splits["train"]) == 12 and splits["val"].labels.tolist() == [0, 1, 2, 3, 4]
