@@ -1,6 +1,6 @@
 """From nothing to a report in minutes on a CPU: prepare, train, evaluate, classify a picture, write the page.
 
-./dlx quickstart                                all of Fashion-MNIST, about three minutes on two cores
+./dlx quickstart                                all of Fashion-MNIST, about a minute on two cores
 ./dlx quickstart -- --max_steps 60              a short look
 """
 
