@@ -65,7 +65,8 @@ def evaluate(
     training = model.training
     model.eval()
     sums = torch.zeros(4, dtype=torch.float64, device=world.device)
-    confusion = torch.zeros(num_classes * num_classes, dtype=torch.int64, device=world.device)
+    cells = num_classes * num_classes
+    confusion = torch.zeros(cells + 1, dtype=torch.int64, device=world.device)  # the last cell takes the padding
     keeps_confusion = num_classes <= MAX_CONFUSION_CLASSES
     for images, labels in batches:
         images = normalize(images).contiguous(memory_format=torch.channels_last)
@@ -79,16 +80,16 @@ def evaluate(
         hits = (best == target[:, None]) & counted[:, None]
         sums += torch.stack([losses.sum(), hits[:, 0].sum(), hits.sum(), counted.sum()]).double()
         if keeps_confusion:
-            confusion += torch.bincount(
-                (target * num_classes + best[:, 0])[counted], minlength=num_classes * num_classes
-            )
+            # Not bincount, which waits for the device to learn how many cells it needs.
+            cell = torch.where(counted, target * num_classes + best[:, 0], cells)
+            confusion.scatter_add_(0, cell, torch.ones_like(cell))
     model.train(training)
     loss, top1, top5, count = world.sum(sums).tolist()
     if not count:
         raise ValueError("not one of the pictures to evaluate can be read (tolerant is set, which passes over them)")
     result = {"loss": loss / count, "top1": 100 * top1 / count, "top5": 100 * top5 / count, "samples": int(count)}
     if keeps_confusion:
-        result["confusion"] = world.sum(confusion).view(num_classes, num_classes).tolist()
+        result["confusion"] = world.sum(confusion)[:cells].view(num_classes, num_classes).tolist()
     return result
 
 

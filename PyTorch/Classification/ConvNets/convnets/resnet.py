@@ -113,7 +113,7 @@ class Stem:
 
     A GPU's matrix units want channels in multiples of eight; three are padded and waste most of the work. Moving each
     2x2 patch into channels turns the 7x7 stride-2 convolution over 3 channels into an identical 4x4 stride-1
-    convolution over 12 (padded to 16), 2.6 times faster on an H200. The parameter keeps its published 7x7 shape.
+    convolution over 12 (padded to 16). The parameter keeps its published 7x7 shape.
     """
 
     @staticmethod

@@ -99,7 +99,7 @@ class GraphedStep:
     """``train_step`` captured once as a CUDA graph and replayed: the launch cost of a step falls to almost nothing.
 
     All batches must have the shapes of the first. Model, optimiser and EMA state are those of ``state``, changed in
-    place, so checkpoints work as before; warm-up steps run on a copy of that state and leave no trace.
+    place, so checkpoints work as before; what the warm-up steps change is put back.
     """
 
     WARMUP = 3

@@ -163,7 +163,7 @@ class Trainer:
         state = self.state
         optim.set_learning_rate(state.optimizer, self.learning_rate(state.step))
         if self.engine != "graph":
-            weight = None if mix is None else torch.tensor(mix, device=self.world.device)
+            weight = None if mix is None else torch.full((), mix, device=self.world.device)  # without a wait
             return train_step(state, batch, weight)
         if self.graphed is None:
             self.graphed = GraphedStep(state, batch, mixes=mix is not None)
@@ -321,11 +321,11 @@ def _train_epoch(
         if state.step % config.log_every == 0 or state.step == trainer.total_steps:
             loss = mean.value(world)
             now = time.perf_counter()
-            rate = learning = trainer.learning_rate(state.step - 1)
+            rate = trainer.learning_rate(state.step - 1)
             speed = images / (now - clock)
             log.log((epoch, state.step), {"train.loss": loss, "train.throughput": speed, "train.lr": rate})
             record.curve("train.loss", state.step, loss)
-            record.curve("train.lr", state.step, learning)
+            record.curve("train.lr", state.step, rate)
             mean, images, clock = dist.Mean(), 0, time.perf_counter()
             if loss != loss or abs(loss) == float("inf"):
                 raise ArithmeticError(trainer.divergence(f"loss is {loss}", store))
