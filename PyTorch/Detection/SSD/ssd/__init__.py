@@ -1,0 +1,1 @@
+"""Single-shot object detection: SSD with ResNet backbones, from a COCO-style data set to annotated pictures."""
