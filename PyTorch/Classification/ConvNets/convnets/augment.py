@@ -15,42 +15,17 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
+from dlx.draws import draws
+
 AUGMENTATIONS = ("none", "standard", "autoaugment", "erase")
 SCALE = (0.08, 1.0)
 RATIO = (3 / 4, 4 / 3)
 CROP_ATTEMPTS = 10
 
 # Independent streams of draws of one sample.
-GEOMETRY, POLICY, ERASE, ORDER, MIXUP = range(5)
+GEOMETRY, POLICY, ERASE = range(3)
+MIXUP = 4  # 3 is dlx.draws.ORDER
 GEOMETRY_DRAWS = 2 * CROP_ATTEMPTS + 3
-
-
-# Draws
-
-
-def _mix(values: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele et al., 2014): a bijection of 64-bit words that looks random."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
-
-
-def draws(seed: int, epoch: int, indices: np.ndarray | int, count: int, stream: int = GEOMETRY) -> np.ndarray:
-    """(N, count) float64 in [0, 1): what the samples `indices` draw in this epoch, whoever asks and in what order."""
-    golden = np.uint64(0x9E3779B97F4A7C15)
-    key = np.zeros(1, np.uint64)
-    for word in (seed, epoch, stream):
-        key = _mix(key + golden + np.array([word & 0xFFFFFFFFFFFFFFFF], np.uint64))
-    samples = np.atleast_1d(np.asarray(indices)).astype(np.int64).view(np.uint64)
-    per_sample = _mix(_mix(samples + key) + golden)
-    words = _mix(per_sample[:, None] + np.arange(1, count + 1, dtype=np.uint64)[None, :] * golden)
-    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def permutation(seed: int, epoch: int, count: int) -> np.ndarray:
-    """The order of an epoch: int64, a permutation of 0..count-1."""
-    first, second = (draws(seed, epoch, 0, 2, ORDER)[0] * 2**32).astype(np.uint64)
-    return np.random.Generator(np.random.Philox(key=np.array([first, second]))).permutation(count)
 
 
 # RandomResizedCrop and flip

@@ -20,16 +20,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dlx import bench, dist
+from dlx import bench, dist, inference, optim
 from dlx import config as configs
+from dlx.inputs import Normalize
+from dlx.loading import Loader
 from dlx.precision import autocast
 from dlx.record import Record
+from dlx.step import GraphedStep
 
-from . import inference, optim, registry
-from .loader import Loader
+from . import registry
 from .options import CONFIGS, TASK, DataOptions
 from .resnet import ResNet
-from .step import GraphedStep, Normalize, TrainState, train_step
+from .step import TrainState, capture, train_step
 
 PEERS = ("torchvision", "torchvision-compiled", "timm")
 
@@ -68,12 +70,12 @@ def training_step(config: BenchmarkConfig, device: torch.device, images: Tensor,
     optimizer = optim.build_optimizer(model, "sgd", lr=0.01, momentum=0.875, weight_decay=3e-5)
     engine = _engine(config, device, model)
     forward = torch.compile(model) if engine == "compile" else None
-    state = TrainState(model, optimizer, Normalize().to(device), forward=forward, precision=config.precision)
+    state = TrainState(model, optimizer, normalize=Normalize().to(device), forward=forward, precision=config.precision)
     batch = [(images, labels)]
     if engine != "graph":
         return lambda: train_step(state, batch)
-    graphed = GraphedStep(state, batch)
-    return lambda: graphed(batch)
+    graphed = capture(state, batch)
+    return lambda: graphed((batch,))
 
 
 def peer_model(peer: str, arch: str) -> torch.nn.Module:
@@ -211,7 +213,7 @@ def train_from(config: BenchmarkConfig, loader: Loader, device: torch.device, se
     torch.manual_seed(config.seed)
     model = registry.build(config.arch).to(device, memory_format=torch.channels_last).train()
     optimizer = optim.build_optimizer(model, "sgd", lr=0.01, momentum=0.875, weight_decay=3e-5)
-    state = TrainState(model, optimizer, Normalize().to(device), precision=config.precision)
+    state = TrainState(model, optimizer, normalize=Normalize().to(device), precision=config.precision)
     graphed: GraphedStep | None = None
     use_graph = _engine(config, device, model) == "graph"
     count, clock, epoch, step = 0, 0.0, 0, 0
@@ -220,8 +222,8 @@ def train_from(config: BenchmarkConfig, loader: Loader, device: torch.device, se
         for images, labels in loader:
             labels = labels % 1000
             if use_graph and graphed is None:
-                graphed = GraphedStep(state, [(images, labels)])
-            _ = graphed([(images, labels)]) if graphed else train_step(state, [(images, labels)])
+                graphed = capture(state, [(images, labels)])
+            _ = graphed(([(images, labels)],)) if graphed else train_step(state, [(images, labels)])
             step += 1
             if step == config.warmup:
                 if device.type == "cuda":

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 
 from dlx import vision
+from dlx.draws import draws
+from dlx.loading import Batch, DataError, Loader, Plan, to_device
 
 from . import augment, device_augment
-from .folder import DataError, Samples, describe, inspect
-from .loader import Batch, Loader, Plan, to_device
+from .folder import Samples, describe, inspect
 
 if TYPE_CHECKING:
     from nvidia.dali import Pipeline
@@ -99,7 +100,7 @@ class DaliLoader(Loader):
         names = [np.frombuffer(os.fsencode(self.split.paths[row]), np.uint8) for row in rows]
         sizes = self.split.sizes[rows].astype(np.int64)
         if self.augmented:
-            values = augment.draws(self.seed, epoch, rows, augment.GEOMETRY_DRAWS)
+            values = draws(self.seed, epoch, rows, augment.GEOMETRY_DRAWS)
             boxes = augment.crop_boxes(sizes, values)
             flips = augment.flips(values)
         else:
@@ -163,10 +164,10 @@ class DaliLoader(Loader):
         batches = self._batches() if self.gpu else to_device(self._batches(), self.device)
         for indices, (images, labels) in zip(plan.batches(epoch, self.start_batch), batches, strict=True):
             if self.augmentation == "autoaugment":
-                values = augment.draws(self.seed, epoch, indices, augment.POLICY_DRAWS, augment.POLICY)
+                values = draws(self.seed, epoch, indices, augment.POLICY_DRAWS, augment.POLICY)
                 images = device_augment.auto_augment(images, values)
             elif self.augmentation == "erase":
-                values = augment.draws(self.seed, epoch, indices, augment.ERASE_DRAWS, augment.ERASE)
+                values = draws(self.seed, epoch, indices, augment.ERASE_DRAWS, augment.ERASE)
                 images = device_augment.erase(images, values)
             yield images, labels
 

@@ -22,10 +22,11 @@ import torch
 
 from dlx import vision
 from dlx.checkpoint import ignore_stop_signals
+from dlx.draws import draws
+from dlx.loading import Batch, DataError, Loader, Plan, Split, to_device
 
 from . import augment, folder, memory
-from .folder import DataError, Samples
-from .loader import Batch, Loader, Plan, Split, to_device
+from .folder import Samples
 
 BACKENDS = ("pytorch", "dali-cpu", "dali-gpu", "synthetic")
 
@@ -127,15 +128,15 @@ class PictureDataset(torch.utils.data.Dataset):
         image = vision.decode_image(self.samples.paths[index])
         if not self.train or self.augmentation == "none":
             return np.asarray(vision.resize_and_crop(image, self.resize, self.size, self.interpolation))
-        values = augment.draws(self.seed, epoch, index, augment.GEOMETRY_DRAWS)[0]
+        values = draws(self.seed, epoch, index, augment.GEOMETRY_DRAWS)[0]
         resample = vision.INTERPOLATIONS[self.interpolation]
         image = augment.random_resized_crop(image, self.size, values, resample)
         if self.augmentation == "autoaugment":
-            values = augment.draws(self.seed, epoch, index, augment.POLICY_DRAWS, augment.POLICY)[0]
+            values = draws(self.seed, epoch, index, augment.POLICY_DRAWS, augment.POLICY)[0]
             image = augment.auto_augment(image, values)
         pixels = np.array(image)
         if self.augmentation == "erase":
-            values = augment.draws(self.seed, epoch, index, augment.ERASE_DRAWS, augment.ERASE)
+            values = draws(self.seed, epoch, index, augment.ERASE_DRAWS, augment.ERASE)
             left, top, width, height = augment.erase_boxes(self.size, self.size, values)[0]
             pixels[top : top + height, left : left + width] = 0
         return pixels

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .norm import ACTIVATIONS, BatchNormAct
+from dlx.norm import ACTIVATIONS, BatchNormAct
 
 # kernel size, stride, repeats, expansion, output channels (table 1 of the paper)
 STAGES = (

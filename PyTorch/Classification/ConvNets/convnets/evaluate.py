@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from dlx import config as configs
 from dlx import dist
+from dlx.inputs import Normalize
 from dlx.precision import autocast
 from dlx.record import Record
 from dlx.runlog import RunLog
@@ -28,7 +29,6 @@ from dlx.runlog import RunLog
 from . import pretrained
 from .data import split_of
 from .options import CONFIGS, TASK, DataOptions
-from .step import Normalize
 
 MAX_CONFUSION_CLASSES = 100
 

@@ -15,8 +15,9 @@ import torch
 
 from dlx import config as configs
 from dlx import export as exports
+from dlx import inference
 
-from . import inference, pretrained
+from . import pretrained
 from .options import CONFIGS
 from .quantizers import QuantizedClassifier
 

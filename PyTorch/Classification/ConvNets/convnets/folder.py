@@ -22,6 +22,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from dlx import data, files, paths, vision
+from dlx.loading import DataError
 
 SPLITS = {"train": ("train",), "val": ("val", "validation", "valid", "test")}
 CHECKS = ("headers", "full")
@@ -38,10 +39,6 @@ PLAIN = {
     "WEBP": {"RGB", "RGBA"},
     "TIFF": {"L", "RGB", "RGBA", "I;16"},
 }
-
-
-class DataError(ValueError):
-    """Data that cannot be trained on; the message lists every fault with its path."""
 
 
 @dataclass

@@ -16,10 +16,10 @@ from typing import Any, Literal
 import torch
 
 from dlx import config as configs
-from dlx import dist, vision
+from dlx import dist, inference, vision
 from dlx.files import atomic_path, atomic_write
 
-from . import inference, pretrained
+from . import pretrained
 from .options import CONFIGS
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from dlx import data as datasets
+from dlx.draws import draws
+from dlx.loading import Batch, DataError, Loader, Plan, Split
 
 from . import augment
-from .folder import DataError
-from .loader import Batch, Loader, Plan, Split
 
 FASHION_CLASSES = [
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
@@ -107,11 +107,11 @@ class TensorLoader(Loader):
     def _changes(self, indices: np.ndarray) -> torch.Tensor:
         """int64 (N, 7): row and column offset, mirrored?, box to erase."""
         steps = 2 * self.SHIFT + 1
-        values = augment.draws(self.plan.seed, self.epoch, indices, 3)
+        values = draws(self.plan.seed, self.epoch, indices, 3)
         shifts = np.floor(values[:, :2] * steps)
         boxes = np.zeros((len(indices), 4), np.int64)
         if self.augmentation == "erase":
-            erasing = augment.draws(self.plan.seed, self.epoch, indices, augment.ERASE_DRAWS, augment.ERASE)
+            erasing = draws(self.plan.seed, self.epoch, indices, augment.ERASE_DRAWS, augment.ERASE)
             boxes = augment.erase_boxes(self.width, self.height, erasing)
         table = np.concatenate([shifts, values[:, 2:] < 0.5, boxes], 1).astype(np.int64)
         return torch.from_numpy(table).to(self.device)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from dlx.norm import BatchNormAct
+
 from .efficientnet import round_channels
-from .norm import BatchNormAct
 
 # expansion, output channels, repeats, stride of the first block (table 2 of the paper)
 STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from dlx import data as datasets
 from dlx.config import field
+from dlx.loading import Loader, Split
 
 from .data import BACKENDS, build_loader, open_data
-from .loader import Loader, Split
 
 TASK = "PyTorch/Classification/ConvNets"
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"

@@ -21,18 +21,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dlx import bench, dist
+from dlx import bench, dist, optim
 from dlx import checkpoint as checkpoints
 from dlx import config as configs
 from dlx import record as records
+from dlx.inputs import Normalize
+from dlx.loading import Loader
 from dlx.record import Record
 from dlx.runlog import RunLog
 
-from . import export, optim, pretrained, quantized_onnx, quantizers
+from . import export, pretrained, quantized_onnx, quantizers
 from .evaluate import check_classes, evaluate, record_results
-from .loader import Loader
 from .options import CONFIGS, TASK, DataOptions
-from .step import Normalize, TrainState, train_step
+from .step import TrainState, train_step
 
 
 @dataclass

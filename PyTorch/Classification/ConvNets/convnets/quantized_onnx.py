@@ -26,10 +26,10 @@ from torch.nn.utils import parametrize
 
 from dlx import export as exports
 from dlx import files
+from dlx.inputs import Normalize
 
 from . import pretrained
 from .quantizers import SMALLEST_SCALE, ActivationQuantizer, QuantizedClassifier
-from .step import Normalize
 
 LARGEST_BIAS = 2.0**30  # of int32, with room for the sum of products
 INTEGER_KERNELS = ("QLinearConv", "QGemm", "QLinearMatMul", "MatMulIntegerToFloat", "ConvInteger", "QLinearAdd",

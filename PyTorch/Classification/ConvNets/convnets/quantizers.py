@@ -23,9 +23,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from dlx.inference import ConvAct, fold
+from dlx.norm import ACTIVATIONS, BatchNormAct, Pending
+
 from . import efficientnet, resnet
-from .inference import ConvAct, fold
-from .norm import ACTIVATIONS, BatchNormAct, Pending
 
 LEVELS = 255  # steps of a uint8 activation
 BINS = 8192  # of a histogram: at least 16 per step of the widest one-sided range

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dlx import config as configs
+from dlx.trainer import TrainOptions
 
 from .options import DataOptions
 
 
 @dataclass
-class TrainConfig(DataOptions):
+class TrainConfig(DataOptions, TrainOptions):
     """Train a classifier. `--config NAME` takes a recipe of configs/, `--key value` changes it."""
 
     arch: str = configs.field("resnet50", help="a name of convnets.registry", group="model")
@@ -19,18 +20,11 @@ class TrainConfig(DataOptions):
     zero_init_residual: bool = configs.field(False, help="start every residual branch at zero", group="model")
     init_from: str | None = configs.field(None, help="start from these weights (card, run or file)", group="model")
     epochs: int = configs.field(90, help="passes over the training pictures", ge=1, group="recipe")
-    max_steps: int | None = configs.field(None, help="stop after this many optimiser steps", ge=1, group="recipe")
-    global_batch_size: int | None = configs.field(
-        None, help="images per optimiser step over all devices; reached by accumulation", ge=1, group="recipe"
-    )
-    optimizer: Literal["sgd", "rmsprop"] = configs.field("sgd", help="see optim.py", group="recipe")
+    optimizer: Literal["sgd", "rmsprop"] = configs.field("sgd", help="see dlx.optim", group="recipe")
     lr: float = configs.field(0.256, help="peak learning rate at lr_batch_size", gt=0, group="recipe")
     lr_batch_size: int | None = configs.field(
         256, help="lr is scaled by global batch / this; null: lr is used as it is", ge=1, group="recipe"
     )
-    lr_schedule: Literal["cosine", "linear", "step", "constant"] = configs.field("cosine", group="recipe")
-    lr_milestones: list[float] = configs.field([], help="epochs at which step divides the rate by 10", group="recipe")
-    end_lr: float = configs.field(0.0, help="rate that cosine and linear end at", ge=0, group="recipe")
     warmup_epochs: float = configs.field(8.0, help="linear warm-up", ge=0, group="recipe")
     momentum: float = configs.field(0.875, ge=0, lt=1, group="recipe")
     nesterov: bool = configs.field(False, help="Nesterov momentum (sgd)", group="recipe")
@@ -39,17 +33,3 @@ class TrainConfig(DataOptions):
     label_smoothing: float = configs.field(0.1, ge=0, lt=1, group="recipe")
     mixup: float = configs.field(0.0, help="alpha of the Beta distribution; 0 is off", ge=0, group="recipe")
     augmentation: Literal["none", "standard", "autoaugment", "erase"] = configs.field("standard", group="recipe")
-    ema_decay: float = configs.field(
-        0.0, help="of the averaged weights that are evaluated; 0 is off", ge=0, lt=1, group="recipe"
-    )
-    precision: Literal["fp32", "tf32", "bf16", "fp16"] = configs.field("fp32", help="of the matrix products")
-    engine: Literal["auto", "eager", "graph", "compile"] = configs.field(
-        "auto", help="how a step runs; auto: a CUDA graph or torch.compile on one GPU, else eager"
-    )
-    output_dir: str = configs.field("runs/train", help="folder of this run")
-    resume: str = configs.field("auto", help="auto: continue what output_dir holds; a folder; or none")
-    keep_checkpoints: int = configs.field(2, help="newest checkpoints kept besides the best", ge=1)
-    save_steps: int | None = configs.field(None, help="also save every so many steps", ge=1)
-    evaluate_epochs: int = configs.field(1, help="evaluate and save every so many epochs", ge=1)
-    log_every: int = configs.field(20, help="steps between log lines", ge=1)
-    tensorboard: bool = configs.field(False, help="also write TensorBoard events")

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .norm import BatchNormAct, Pending
+from dlx.inputs import Stem
+from dlx.norm import BatchNormAct, Pending
 
 
 @dataclass(frozen=True)
@@ -106,34 +107,6 @@ class Bottleneck(nn.Module):
             residual = residual.finish()
         out = F.relu(self.se(self.bn3(self.conv3(out))) + residual)
         return out, out
-
-
-class Stem:
-    """7x7 stride-2 convolution whose three input channels are first folded into twelve.
-
-    A GPU's matrix units want channels in multiples of eight; three are padded and waste most of the work. Moving each
-    2x2 patch into channels turns the 7x7 stride-2 convolution over 3 channels into an identical 4x4 stride-1
-    convolution over 12 (padded to 16). The parameter keeps its published 7x7 shape.
-    """
-
-    @staticmethod
-    def applies(x: Tensor) -> bool:
-        """On GPUs, for even sizes; exported graphs keep the plain convolution."""
-        even = x.shape[1] == 3 and x.shape[2] % 2 == 0 and x.shape[3] % 2 == 0
-        return x.is_cuda and even and not torch.compiler.is_exporting()
-
-    @staticmethod
-    def convolve(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x: N 3 H W (even H, W), weight: C 3 7 7 -> N C H/2 W/2."""
-        # Row 2i + k - 3 of the input, k = 0..6, is row 2(i - 2 + q) + r with k + 1 = 2q + r: pad the kernel by one in
-        # front to 8x8, then the same unshuffle orders both operands, with two blocks of padding before and one after.
-        folded = F.pad(F.pixel_unshuffle(x, 2), (2, 1, 2, 1, 0, 4))
-        kernel = F.pad(F.pixel_unshuffle(F.pad(weight, (1, 0, 1, 0)), 2), (0, 0, 0, 0, 0, 4))
-        return F.conv2d(
-            folded.contiguous(memory_format=torch.channels_last),
-            kernel.contiguous(memory_format=torch.channels_last),
-            bias,
-        )
 
 
 class ResNet(nn.Module):

@@ -10,9 +10,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dlx.files import atomic_path
-
-from .loader import Loader
-from .step import Normalize
+from dlx.inputs import Normalize
+from dlx.loading import Loader
 
 COUNT = 24
 

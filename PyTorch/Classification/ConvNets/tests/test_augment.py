@@ -5,6 +5,7 @@ import pytest
 from PIL import Image
 
 from convnets import augment
+from dlx.draws import draws, permutation
 
 
 def noise(width, height, seed=0):
@@ -12,18 +13,18 @@ def noise(width, height, seed=0):
 
 
 def test_draws_depend_on_seed_epoch_index_and_stream_only():
-    whole = augment.draws(1, 2, np.arange(1000), 7)
+    whole = draws(1, 2, np.arange(1000), 7)
     assert whole.shape == (1000, 7) and whole.min() >= 0 and whole.max() < 1
-    np.testing.assert_array_equal(augment.draws(1, 2, np.array([17, 5]), 7), whole[[17, 5]])
-    np.testing.assert_array_equal(augment.draws(1, 2, 5, 3)[0], whole[5, :3])
+    np.testing.assert_array_equal(draws(1, 2, np.array([17, 5]), 7), whole[[17, 5]])
+    np.testing.assert_array_equal(draws(1, 2, 5, 3)[0], whole[5, :3])
     for other in ((2, 2, 0), (1, 3, 0), (1, 2, augment.ERASE), (-1, 2, 0)):
-        other = augment.draws(*other[:2], np.arange(1000), 7, other[2])
+        other = draws(*other[:2], np.arange(1000), 7, other[2])
         assert abs(np.corrcoef(whole.ravel(), other.ravel())[0, 1]) < 0.05
     assert len(np.unique(whole)) == whole.size
 
 
 def test_draws_are_uniform_and_independent():
-    values = augment.draws(0, 0, np.arange(20000), 4)
+    values = draws(0, 0, np.arange(20000), 4)
     np.testing.assert_allclose(values.mean(0), 0.5, atol=0.01)
     np.testing.assert_allclose(values.var(0), 1 / 12, atol=0.003)
     assert np.abs(np.corrcoef(values.T) - np.eye(4)).max() < 0.03
@@ -32,8 +33,8 @@ def test_draws_are_uniform_and_independent():
 
 def test_draws_never_change():
     """Golden values: a change here changes every recorded run."""
-    np.testing.assert_allclose(augment.draws(7, 3, 11, 3)[0], GOLDEN_DRAWS, rtol=0, atol=1e-15)
-    assert augment.permutation(7, 3, 8).tolist() == GOLDEN_ORDER
+    np.testing.assert_allclose(draws(7, 3, 11, 3)[0], GOLDEN_DRAWS, rtol=0, atol=1e-15)
+    assert permutation(7, 3, 8).tolist() == GOLDEN_ORDER
 
 
 GOLDEN_DRAWS = [0.05453547754175492, 0.14340363486096175, 0.24989789916406568]
@@ -41,16 +42,16 @@ GOLDEN_ORDER = [3, 4, 1, 5, 0, 6, 2, 7]
 
 
 def test_permutation():
-    first, second = augment.permutation(1, 0, 500), augment.permutation(1, 1, 500)
+    first, second = permutation(1, 0, 500), permutation(1, 1, 500)
     assert sorted(first) == sorted(second) == list(range(500))
     assert (first != second).sum() > 450 and (first != np.arange(500)).sum() > 450
-    np.testing.assert_array_equal(first, augment.permutation(1, 0, 500))
+    np.testing.assert_array_equal(first, permutation(1, 0, 500))
 
 
 def test_crop_boxes_follow_the_paper():
     count = 5000
     sizes = np.tile([[640, 480]], (count, 1))
-    values = augment.draws(0, 0, np.arange(count), augment.GEOMETRY_DRAWS)
+    values = draws(0, 0, np.arange(count), augment.GEOMETRY_DRAWS)
     left, top, width, height = augment.crop_boxes(sizes, values).T
     assert (left >= 0).all() and (top >= 0).all() and (left + width <= 640).all() and (top + height <= 480).all()
     area, aspect = width * height / (640 * 480), width / height
@@ -63,7 +64,7 @@ def test_crop_boxes_follow_the_paper():
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 1000), (1000, 1), (3, 2), (2, 300), (5000, 20)])
 def test_crop_boxes_of_odd_pictures(size):
-    values = augment.draws(0, 0, np.arange(200), augment.GEOMETRY_DRAWS)
+    values = draws(0, 0, np.arange(200), augment.GEOMETRY_DRAWS)
     left, top, width, height = augment.crop_boxes(np.tile([size], (200, 1)), values).T
     assert (width >= 1).all() and (height >= 1).all() and (left >= 0).all() and (top >= 0).all()
     assert (left + width <= size[0]).all() and (top + height <= size[1]).all()
@@ -79,7 +80,7 @@ def test_crop_falls_back_to_the_centre():
 
 def test_crop_cuts_the_box():
     image = noise(60, 40)
-    values = augment.draws(0, 0, np.arange(40), augment.GEOMETRY_DRAWS)
+    values = draws(0, 0, np.arange(40), augment.GEOMETRY_DRAWS)
     boxes, mirrored = augment.crop_boxes(np.tile([[60, 40]], (40, 1)), values), augment.flips(values)
     assert 5 < mirrored.sum() < 35
     for row in range(40):
@@ -139,7 +140,7 @@ def test_auto_augment_obeys_its_draws():
     np.testing.assert_array_equal(np.asarray(posterize), np.asarray(augment.OPERATIONS["posterize"](image, 8 / 9, 1)))
     one, other = (augment.auto_augment(image, np.array([first, 0.99, 0.0, 0, sign])) for sign in (0.1, 0.9))
     assert (np.asarray(one) != np.asarray(other)).any(), "rotated to either side"
-    values = augment.draws(0, 0, np.arange(300), augment.POLICY_DRAWS, augment.POLICY)
+    values = draws(0, 0, np.arange(300), augment.POLICY_DRAWS, augment.POLICY)
     results = [augment.auto_augment(image, row).tobytes() for row in values]
     assert results == [augment.auto_augment(image, row).tobytes() for row in values]
     assert len(set(results)) > 30 and (values[:, 0] * 25).astype(int).max() == 24
@@ -149,7 +150,7 @@ def test_auto_augment_obeys_its_draws():
 
 
 def test_erase_boxes():
-    values = augment.draws(0, 0, np.arange(4000), augment.ERASE_DRAWS, augment.ERASE)
+    values = draws(0, 0, np.arange(4000), augment.ERASE_DRAWS, augment.ERASE)
     left, top, width, height = augment.erase_boxes(32, 32, values).T
     assert (left + width <= 32).all() and (top + height <= 32).all() and min(left.min(), top.min()) == 0
     area = width * height / 1024

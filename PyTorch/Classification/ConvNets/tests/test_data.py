@@ -13,8 +13,8 @@ from PIL import Image
 
 from convnets import data, folder
 from convnets.folder import DataError
-from convnets.loader import Plan
 from dlx import vision
+from dlx.loading import Plan
 
 HAS_DALI = importlib.util.find_spec("nvidia.dali") is not None if importlib.util.find_spec("nvidia") else False
 needs_dali = pytest.mark.skipif(not HAS_DALI, reason="NVIDIA DALI is not installed")

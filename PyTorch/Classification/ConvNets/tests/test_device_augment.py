@@ -6,6 +6,7 @@ import torch
 from PIL import Image
 
 from convnets import augment, device_augment
+from dlx.draws import draws
 
 
 def pictures(height=40, width=56):
@@ -48,7 +49,7 @@ def test_operations_equal_pillows(name, level, sign):
 
 def test_same_policies_as_one_by_one():
     images = [pictures()[index % 6] for index in range(200)]
-    values = augment.draws(3, 0, np.arange(200), augment.POLICY_DRAWS, augment.POLICY)
+    values = draws(3, 0, np.arange(200), augment.POLICY_DRAWS, augment.POLICY)
     batch = batch_of(images).contiguous(memory_format=torch.channels_last)
     before = batch.clone()
     found = device_augment.auto_augment(batch, values)
@@ -61,7 +62,7 @@ def test_same_policies_as_one_by_one():
 
 
 def test_batch_of_n_equals_batches_of_one():
-    values = augment.draws(4, 0, np.arange(6), augment.POLICY_DRAWS, augment.POLICY)
+    values = draws(4, 0, np.arange(6), augment.POLICY_DRAWS, augment.POLICY)
     batch = batch_of(pictures())
     together = device_augment.auto_augment(batch, values)
     alone = [device_augment.auto_augment(batch[row : row + 1], values[row : row + 1]) for row in range(6)]
@@ -69,7 +70,7 @@ def test_batch_of_n_equals_batches_of_one():
 
 
 def test_erase():
-    values = augment.draws(0, 0, np.arange(6), augment.ERASE_DRAWS, augment.ERASE)
+    values = draws(0, 0, np.arange(6), augment.ERASE_DRAWS, augment.ERASE)
     values[:3, 0] = 0
     batch = batch_of(pictures()).clamp(min=1)
     found = device_augment.erase(batch.clone(), values)
@@ -82,7 +83,7 @@ def test_erase():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_gpu_equals_cpu():
-    values = augment.draws(3, 0, np.arange(120), augment.POLICY_DRAWS, augment.POLICY)
+    values = draws(3, 0, np.arange(120), augment.POLICY_DRAWS, augment.POLICY)
     batch = batch_of([pictures()[index % 6] for index in range(120)])
     ours, theirs = device_augment.auto_augment(batch, values), device_augment.auto_augment(batch.cuda(), values).cpu()
     assert ((ours.int() - theirs.int()).abs() <= 1).float().mean() > 0.99

@@ -15,10 +15,11 @@ import pytest
 import torch
 from torch import nn
 
-from convnets import benchmark, export, inference, options, pretrained, registry, serve
+from convnets import benchmark, export, options, pretrained, registry, serve
 from convnets.memory import Tensors
 from dlx import checkpoint as checkpoints
 from dlx import export as exports
+from dlx import inference
 from dlx import record as records
 from dlx.serve import OnnxModel
 

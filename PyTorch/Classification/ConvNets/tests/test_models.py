@@ -6,9 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from convnets import inference, registry
-from convnets.norm import BatchNormAct
-from convnets.resnet import Stem
+from convnets import registry
+from dlx import inference
+from dlx.inputs import Stem
+from dlx.norm import BatchNormAct
 
 SMALL = ["resnet18", "resnet50", "se_resnext101_32x4d", "efficientnet_b0", "efficientnet_widese_b0"]
 SMALL += ["efficientnet_lite0", "mobilenet_v2", "resnet8_small", "resnet14_small"]

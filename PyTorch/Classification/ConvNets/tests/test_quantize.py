@@ -10,17 +10,18 @@ import pytest
 import torch
 from PIL import Image
 
-from convnets import evaluate, export, optim, pretrained, quantize, quantized_onnx, quantizers, registry, train
+from convnets import evaluate, export, pretrained, quantize, quantized_onnx, quantizers, registry, train
 from convnets.efficientnet import EfficientNet, EfficientNetConfig
-from convnets.inference import fold
 from convnets.mobilenet import MobileNetV2, MobileNetV2Config
-from convnets.norm import BatchNormAct
 from convnets.quantizers import ActivationQuantizer, Histogram, Scheme, WeightQuantizer
 from convnets.resnet import ResNet, ResNetConfig
 from convnets.step import TrainState, train_step
 from dlx import checkpoint as checkpoints
 from dlx import export as exports
+from dlx import optim
 from dlx import record as records
+from dlx.inference import fold
+from dlx.norm import BatchNormAct
 
 LITE = {"se": "none", "act": "relu6", "padding": "same", "scales_stem_and_head": False}
 FAMILIES = {

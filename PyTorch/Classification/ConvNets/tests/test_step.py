@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from convnets import optim, registry
+from convnets import registry
 from convnets.loss import classification_loss, mixup
-from convnets.step import IMAGENET_MEAN, IMAGENET_STD, GraphedStep, Normalize, TrainState, train_step
+from convnets.step import TrainState, capture, train_step
+from dlx import optim
+from dlx.inputs import IMAGENET_MEAN, IMAGENET_STD, Normalize
 from dlx.precision import LossScaler, NonFiniteError
 
 
@@ -352,14 +354,14 @@ def test_graph_equals_eager(precision, mixes):
         return [tuple(tensor.to(device) for tensor in part) for part in (first, second)]
 
     eager, graphed = make(), make()
-    step = GraphedStep(graphed, batch(0), mixes=mixes)
+    step = capture(graphed, batch(0), mixes=mixes)
     for index in range(5):
         mix = 0.1 * index if mixes else None
         rate = 0.05 / (index + 1)
         optim.set_learning_rate(eager.optimizer, rate)
         optim.set_learning_rate(graphed.optimizer, rate)
         expected = train_step(eager, batch(index), None if mix is None else torch.tensor(mix, device=device))
-        found = step(batch(index), mix)
+        found = step((batch(index), mix) if mixes else (batch(index),))
         assert found.item() == pytest.approx(expected.item(), rel=2e-2 if precision != "fp32" else 1e-3)
     assert graphed.step == eager.step == 5
     for own, other in ((graphed.model, eager.model), (graphed.ema.module, eager.ema.module)):
@@ -368,4 +370,5 @@ def test_graph_equals_eager(precision, mixes):
             difference = (value.float() - reference.float()).norm()
             assert difference <= 0.02 * reference.float().norm() + 1e-3, name
     with pytest.raises(ValueError, match="16, 16"):
-        step([tuple(tensor.to(device) for tensor in pictures(8, 0, 12))] * 2)
+        other = [tuple(tensor.to(device) for tensor in pictures(8, 0, 12))] * 2
+        step((other, 0.5) if mixes else (other,))

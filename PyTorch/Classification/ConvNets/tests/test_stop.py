@@ -16,11 +16,11 @@ from PIL import Image
 
 import convnets
 import dlx
-from convnets import evaluate, options, quickstart, resuming, train
+from convnets import evaluate, options, quickstart, train
 from convnets.folder import DataError
 from dlx import checkpoint as checkpoints
 from dlx import config as configs
-from dlx import files, runlog, vision
+from dlx import files, resuming, runlog, vision
 from dlx import record as records
 
 PATHS = [str(Path(package.__file__).resolve().parents[1]) for package in (dlx, convnets)]

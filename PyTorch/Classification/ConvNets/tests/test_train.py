@@ -340,7 +340,7 @@ def test_bad_key_in_a_file_is_named(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["--global_batch_size", "12"], "12.*8"),
-        (["--global_batch_size", "32"], "32 is more than the 24 training pictures"),
+        (["--global_batch_size", "32"], "32 is more than the 24 training images"),
         (["--batch_size", "32"], "24 training samples do not fill one global batch of 32"),
         (["--arch", "resnet8_smal"], "resnet8_small"),
         (["--engine", "graph"], "CUDA"),

@@ -34,7 +34,7 @@ def first_losses(count: int = STEPS) -> list[float]:
         with dist.init(config.device) as world:
             trainer = train.Trainer(config, world)
             batches = zip(range(count), trainer.batches(0, 0), strict=False)
-            return [trainer.step(batch, None).item() for _, batch in batches]
+            return [trainer.step(batch, 0, index).item() for index, batch in batches]
     finally:
         torch.set_num_threads(threads)
 

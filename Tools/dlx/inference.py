@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .inputs import Stem
 from .norm import ACTIVATIONS, BatchNormAct, Pending
-from .resnet import Stem
 
 
 class ConvAct(nn.Module):

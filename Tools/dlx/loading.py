@@ -9,10 +9,13 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from . import augment
-from .folder import DataError
+from . import draws
 
 Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+class DataError(ValueError):
+    """Data that cannot be trained on; the message lists every fault with its path."""
 
 
 class Split(Protocol):
@@ -63,7 +66,7 @@ class Plan:
     def batches(self, epoch: int, start: int = 0) -> Iterator[np.ndarray]:
         """int64 (batch_size,) per batch; -1 where an evaluation batch has nothing left."""
         if self.train:
-            order = augment.permutation(self.seed, epoch, self.count)
+            order = draws.permutation(self.seed, epoch, self.count)
         else:
             order = np.arange(self.count)
         for batch in range(start, len(self)):

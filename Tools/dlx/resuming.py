@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from dlx import checkpoint as checkpoints
-from dlx import dist, files, runlog
-from dlx import record as records
-from dlx.record import Record
+from . import checkpoint as checkpoints
+from . import dist, files, runlog
+from . import record as records
+from .record import Record
 
-CURVES = ("train.loss", "train.lr", "val.loss", "val.top1", "val.top5")  # of the log, kept in the record
 ADVICE = "give --resume none or another --output_dir"
 # Options that may differ when a run goes on: where and how long it runs, what it writes. data_dir and batch_size count
 # in the data and the global batch.
@@ -65,8 +64,8 @@ def warn_of_changes(loaded: checkpoints.Loaded, conditions: dict[str, Any]) -> N
         )
 
 
-def continue_record(record: Record, output: Path) -> None:
-    """Take over what earlier processes of this run found; the curves from the log, which a kill does not lose."""
+def continue_record(record: Record, output: Path, names: Collection[str]) -> None:
+    """Take over what earlier processes of this run found; the curves `names` from the log, which survives a kill."""
     curves: dict[str, dict[int, Any]] = {}
     starts_anew = False
     for entry in runlog.read(output):
@@ -78,7 +77,7 @@ def continue_record(record: Record, output: Path) -> None:
             curves = {name: {at: y for at, y in points.items() if at <= last} for name, points in curves.items()}
         elif entry["type"] == "LOG" and isinstance(entry["step"], list) and len(entry["step"]) == 2:
             curves, starts_anew = ({} if starts_anew else curves), False
-            for name in (name for name in CURVES if name in entry["data"]):
+            for name in (name for name in names if name in entry["data"]):
                 curves.setdefault(name, {})[entry["step"][1]] = entry["data"][name]
     record.fields["curve"] = {name: [[at, y] for at, y in sorted(points.items())] for name, points in curves.items()}
     if (output / records.FILE_NAME).is_file():

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from convnets import fused_norm, norm
-from convnets.norm import BatchNormAct, Pending
+from dlx import fused_norm, norm
+from dlx.norm import BatchNormAct, Pending
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -28,7 +28,7 @@ def interpreter(monkeypatch):
         pytest.skip("needs a GPU (or TRITON_INTERPRET=1 with triton installed)")
     if INTERPRETED:
         monkeypatch.setattr(fused_norm, "is_supported", lambda x: True)
-        from convnets import fused_norm_kernels
+        from dlx import fused_norm_kernels
 
         monkeypatch.setattr(fused_norm_kernels, "_processors", lambda device: 4)
 
