@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from dlx.inputs import Stem
@@ -88,8 +87,3 @@ class Backbone(nn.Module):
         for stage in (self.layer1, self.layer2, self.layer3):
             pair = stage(pair)
         return pair[0]
-
-
-def strip_classifier(state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The part of a ResNet classifier's tensors (torchvision's layout) that a backbone has."""
-    return {key: value for key, value in state_dict.items() if not key.startswith(("layer4.", "fc."))}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -64,9 +64,9 @@ class Preprocessing:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
         """From a weights card or a checkpoint. Unknown keys are errors."""
-        unknown = set(values) - set(cls.__dataclass_fields__)
-        if unknown:
-            raise ValueError(f"preprocessing: unknown keys {', '.join(sorted(unknown))}")
+        extra = sorted(set(values) - {entry.name for entry in fields(cls)})
+        if extra:
+            raise ValueError(f"preprocessing has no {', '.join(extra)}")
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
