@@ -1,0 +1,1 @@
+"""SE(3)-Transformer for molecules: equivariant attention on graphs with 3-D coordinates."""

@@ -1,0 +1,179 @@
+"""Graphs as plain tensors, and adapters for the graph objects of other libraries.
+
+The core sums messages by destination, so a ``Graph`` keeps its edges sorted by destination; the order is computed once
+and everything that belongs to edges is brought into it. N nodes, E edges, G graphs of a batch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(eq=False)
+class Graph:
+    """A batch of directed graphs; ``src`` sends messages to ``dst``.
+
+    ``edge_index`` (2, E) int64 [src, dst]; ``batch`` (N,) int64, which graph a node belongs to (None: one graph), in
+    ascending order; ``relative_pos`` (E, 3) = position of dst - position of src. ``order`` (E,) is the permutation that
+    sorted the caller's edges, None if they were sorted. ``degenerate``: see ``Geometry``; None promises that no edge
+    has length zero.
+    """
+
+    edge_index: Tensor
+    num_nodes: int
+    batch: Tensor | None = None
+    num_graphs: int | None = None
+    relative_pos: Tensor | None = None
+    order: Tensor | None = None
+    degenerate: Tensor | bool | None = True
+
+    def __post_init__(self) -> None:
+        if self.edge_index.dim() != 2 or self.edge_index.shape[0] != 2:
+            raise ValueError(f"edge_index must have shape (2, edges), got {tuple(self.edge_index.shape)}")
+        if self.batch is None:
+            self.batch = self.edge_index.new_zeros(self.num_nodes)
+            self.num_graphs = 1 if self.num_graphs is None else self.num_graphs
+        if len(self.batch) != self.num_nodes:
+            raise ValueError(f"batch names {len(self.batch)} nodes, the graph has {self.num_nodes}")
+        if self.num_graphs is None:
+            self.num_graphs = int(self.batch.max()) + 1 if self.num_nodes else 0
+
+    @classmethod
+    def build(
+        cls, src: Tensor, dst: Tensor, num_nodes: int, *, relative_pos: Tensor | None = None, is_sorted: bool = False,
+        check: bool = True, **options: Any,
+    ) -> Graph:  # fmt: skip
+        """From edges in any order. ``check`` looks for node numbers out of range, which waits for a GPU."""
+        if src.shape != dst.shape or src.dim() != 1:
+            raise ValueError(
+                f"src and dst must be vectors of one length, got {tuple(src.shape)} and {tuple(dst.shape)}"
+            )
+        if check and len(src):
+            low, high = int(min(src.min(), dst.min())), int(max(src.max(), dst.max()))
+            if low < 0 or high >= num_nodes:
+                raise ValueError(f"edges name nodes {low} to {high}, the graph has {num_nodes}")
+        order = None
+        if not is_sorted:
+            dst, order = dst.sort(stable=True)
+            src = src[order]
+            relative_pos = None if relative_pos is None else relative_pos[order]
+        edge_index = torch.stack([src, dst]).long()
+        return cls(edge_index, num_nodes, relative_pos=relative_pos, order=order, **options)
+
+    @property
+    def src(self) -> Tensor:
+        return self.edge_index[0]
+
+    @property
+    def dst(self) -> Tensor:
+        return self.edge_index[1]
+
+    @property
+    def num_edges(self) -> int:
+        return self.edge_index.shape[1]
+
+    @functools.cached_property
+    def row_start(self) -> Tensor:
+        """(N + 1,) int32: the edges into node n are row_start[n] ... row_start[n + 1] - 1."""
+        return _starts(self.dst, self.num_nodes)
+
+    @functools.cached_property
+    def in_degrees(self) -> Tensor:
+        """(N,) number of edges into each node."""
+        return self.row_start.diff()
+
+    @functools.cached_property
+    def by_source(self) -> tuple[Tensor, Tensor]:
+        """((E,) the edges in order of their source, (N + 1,) where each source's edges start), int32."""
+        ordered, order = self.src.sort(stable=True)
+        return order.int(), _starts(ordered, self.num_nodes)
+
+    @functools.cached_property
+    def graph_sizes(self) -> Tensor:
+        """(G,) nodes of each graph."""
+        return _starts(self.batch, self.num_graphs).diff()
+
+    def edge_values(self, value: Tensor) -> Tensor:
+        """A tensor of the caller's edges (E, ...) in this graph's order."""
+        if value.shape[0] != self.num_edges:
+            raise ValueError(f"an edge feature has {value.shape[0]} rows, the graph has {self.num_edges} edges")
+        return value if self.order is None else value[self.order]
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Graph:
+        """The same graph on another device."""
+
+        def move(value):
+            return value.to(device, non_blocking=non_blocking) if isinstance(value, Tensor) else value
+
+        moved = Graph(
+            move(self.edge_index), self.num_nodes, move(self.batch), self.num_graphs, move(self.relative_pos),
+            move(self.order), move(self.degenerate),
+        )  # fmt: skip
+        for name in ("row_start", "in_degrees", "by_source", "graph_sizes"):
+            if name in self.__dict__:
+                value = self.__dict__[name]
+                moved.__dict__[name] = tuple(move(v) for v in value) if isinstance(value, tuple) else move(value)
+        return moved
+
+
+def _starts(ordered: Tensor, count: int) -> Tensor:
+    bounds = torch.arange(count + 1, device=ordered.device, dtype=ordered.dtype)
+    return torch.searchsorted(ordered, bounds).int()
+
+
+def as_graph(source: Any, relative_pos: Tensor | None = None) -> Graph:
+    """A ``Graph`` from one of ours, a DGLGraph or anything with its ``edges()``, or a PyG ``Data`` or ``Batch``.
+
+    DGL's way: ``edges()``, ``num_nodes()``, ``edata['rel_pos']`` (position of dst - position of src), and
+    ``batch_num_nodes()`` where it is a batch. PyG's: ``edge_index``, ``num_nodes``, ``batch``, and ``rel_pos`` or
+    ``pos``. ValueError where relative positions are missing.
+    """
+    if isinstance(source, Graph):
+        graph = source
+    elif callable(getattr(source, "edges", None)):
+        graph = _from_dgl(source, relative_pos)
+    elif getattr(source, "edge_index", None) is not None:
+        graph = _from_pyg(source, relative_pos)
+    else:
+        raise ValueError(f"a {type(source).__name__} is neither a Graph nor like a DGLGraph or a PyG Data")
+    if graph.relative_pos is None:
+        raise ValueError("the graph has no relative positions: give edata['rel_pos'], rel_pos or pos")
+    return graph
+
+
+def _from_dgl(source: Any, relative_pos: Tensor | None) -> Graph:
+    src, dst = source.edges()[:2]
+    edata: Mapping[str, Tensor] = getattr(source, "edata", {})
+    if relative_pos is None and "rel_pos" in edata:
+        relative_pos = edata["rel_pos"]
+    count = source.num_nodes() if callable(getattr(source, "num_nodes", None)) else int(source.number_of_nodes())
+    batch, graphs = None, None
+    if callable(getattr(source, "batch_num_nodes", None)):
+        sizes = source.batch_num_nodes().to(src.device)
+        graphs = len(sizes)
+        batch = torch.repeat_interleave(torch.arange(graphs, device=src.device), sizes, output_size=count)
+    return Graph.build(
+        src.long(), dst.long(), count, relative_pos=relative_pos, batch=batch, num_graphs=graphs, check=False
+    )
+
+
+def _from_pyg(source: Any, relative_pos: Tensor | None) -> Graph:
+    src, dst = source.edge_index
+    if relative_pos is None:
+        relative_pos = getattr(source, "rel_pos", None)
+    positions = getattr(source, "pos", None)
+    if relative_pos is None and positions is not None:
+        relative_pos = positions[dst] - positions[src]
+    count = getattr(source, "num_nodes", None)
+    if count is None:
+        raise ValueError("the graph object does not say num_nodes")
+    return Graph.build(
+        src, dst, int(count), relative_pos=relative_pos, batch=getattr(source, "batch", None),
+        num_graphs=getattr(source, "num_graphs", None), check=False,
+    )  # fmt: skip

@@ -1,0 +1,77 @@
+"""Everything that a batch's relative positions determine, computed once and shared by all layers."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from . import frames
+from .basis import TINY, Basis, lengths, pair_basis, spherical_harmonics
+
+
+class Geometry:
+    """Distances, bases and edge frames of the edges' relative positions (E, 3).
+
+    ``basis``: precomputed pair bases, used as they are. ``degenerate``: the indices of edges without a direction, None
+    where it is known that there are none, or True: look (which waits for a GPU once).
+    """
+
+    def __init__(
+        self,
+        relative_pos: Tensor,
+        max_degree: int,
+        basis: Basis | None = None,
+        degenerate: Tensor | bool | None = True,
+    ):
+        if relative_pos.dim() != 2 or relative_pos.shape[1] != 3:
+            raise ValueError(f"relative positions must have shape (edges, 3), got {tuple(relative_pos.shape)}")
+        self.relative_pos, self.max_degree = relative_pos, max_degree
+        self._pairs = basis
+        self._cache: dict[str, Tensor] = {}
+        self._degenerate = degenerate
+
+    @property
+    def has_own_basis(self) -> bool:
+        """Whether the bases came from the caller."""
+        return self._pairs is not None
+
+    @functools.cached_property
+    def distances(self) -> Tensor:
+        """(E, 1, 1), the invariant that every radial profile sees."""
+        return lengths(self.relative_pos)[..., None]
+
+    @functools.cached_property
+    def degenerate(self) -> Tensor | None:
+        """Indices of edges without a direction, or None."""
+        if not isinstance(self._degenerate, bool):
+            return self._degenerate
+        found = (self.relative_pos.square().sum(-1) <= TINY**2).nonzero().squeeze(-1) if self._degenerate else []
+        return found if len(found) else None
+
+    @functools.cached_property
+    def _harmonics(self) -> list[Tensor]:
+        return spherical_harmonics(2 * self.max_degree, self.relative_pos)
+
+    def pair(self, degree_in: int, degree_out: int) -> Tensor:
+        """(E, 2 in + 1, F, 2 out + 1)."""
+        key = f"{degree_in},{degree_out}"
+        if self._pairs is not None:
+            if key not in self._pairs:
+                raise ValueError(f"the given basis lacks {key!r}; it has {', '.join(self._pairs)}")
+            return self._pairs[key][..., : 2 * degree_out + 1]  # the reference package may have padded it
+        if key not in self._cache:
+            self._cache[key] = pair_basis(degree_in, degree_out, self._harmonics)
+        return self._cache[key]
+
+    @functools.cached_property
+    def rotations(self) -> Tensor:
+        """(E, sum of (2 l + 1)^2): the matrices D_0 ... D_max of every edge, row-major, one after the other."""
+        matrices = frames.wigner_matrices(frames.rotation_to_axis(self.relative_pos), self.max_degree)
+        return torch.cat([matrix.flatten(1) for matrix in matrices], 1).contiguous()
+
+    def part(self, edges: Tensor) -> Geometry:
+        """The geometry of some of the edges."""
+        basis = None if self._pairs is None else {key: value[edges] for key, value in self._pairs.items()}
+        return Geometry(self.relative_pos[edges], self.max_degree, basis)

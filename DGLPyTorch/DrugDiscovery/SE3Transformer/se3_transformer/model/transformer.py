@@ -1,0 +1,169 @@
+"""The SE(3)-Transformer (Fuchs et al. 2020, arXiv:2006.10503) and its form with a pooled scalar output.
+
+Constructor arguments, calls and module names follow NVIDIA's package, so that code written for it runs unchanged.
+What differs: it needs neither DGL nor a GPU; ``tensor_cores`` and ``low_memory`` change neither weights nor results;
+normalisation is right for fibers of mixed channel counts; sums of fibers keep all degrees; relative positions that
+require a gradient get one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..graph import Graph, as_graph
+from .attention import AttentionBlockSE3
+from .basis import Basis
+from .convolution import ConvSE3
+from .fiber import Fiber
+from .geometry import Geometry
+from .norm import NormSE3
+from .pooling import GPooling
+
+
+class Layers(nn.ModuleList):
+    """Layers that are called in turn with the graph, the edge features and the geometry."""
+
+    def forward(self, node_feats, edge_feats, graph: Graph, basis: Geometry) -> dict[str, Tensor]:
+        for layer in self:
+            node_feats = layer(node_feats, edge_feats, graph=graph, basis=basis)
+        return node_feats
+
+
+class SE3Transformer(nn.Module):
+    """Attention blocks with norms, and a last convolution with self-interaction.
+
+    ``return_type``: return the tensor of this degree instead of the dictionary of all. ``pooling`` (max, avg, sum):
+    one row per graph, of degree ``return_type``, which defaults to 0. ``low_memory``: keys and values are computed in
+    parts and recomputed in the backward pass. ``tensor_cores`` is accepted and has no effect.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        fiber_in: Fiber,
+        fiber_hidden: Fiber,
+        fiber_out: Fiber,
+        num_heads: int,
+        channels_div: int,
+        fiber_edge: Fiber | None = None,
+        return_type: int | None = None,
+        pooling: Literal["max", "avg", "sum"] | None = None,
+        norm: bool = True,
+        use_layer_norm: bool = True,
+        tensor_cores: bool = False,
+        low_memory: bool = False,
+        radial_sharing: str = "all",
+        **kwargs: Any,
+    ):
+        super().__init__()
+        self.num_layers, self.num_heads, self.channels_div = num_layers, num_heads, channels_div
+        self.fiber_in, self.fiber_hidden, self.fiber_out = fiber_in, fiber_hidden, fiber_out
+        self.fiber_edge = Fiber({}) if fiber_edge is None else fiber_edge
+        self.return_type, self.pooling = return_type, pooling
+        self.max_degree = max(fiber_in.max_degree, fiber_hidden.max_degree, fiber_out.max_degree)
+        options = {"use_layer_norm": use_layer_norm, "low_memory": low_memory, "radial_sharing": radial_sharing}
+        layers: list[nn.Module] = []
+        for _ in range(num_layers):
+            layers.append(
+                AttentionBlockSE3(fiber_in, fiber_hidden, self.fiber_edge, num_heads, channels_div, **options)
+            )
+            if norm:
+                layers.append(NormSE3(fiber_hidden))
+            fiber_in = fiber_hidden
+        layers.append(ConvSE3(fiber_in, fiber_out, self.fiber_edge, self_interaction=True, **options))
+        self.graph_modules = Layers(layers)
+        if pooling is not None:
+            self.pooling_module = GPooling(pool=pooling, feat_type=return_type or 0)
+
+    def forward(
+        self,
+        graph: Any,
+        node_feats: Mapping[str, Tensor],
+        edge_feats: Mapping[str, Tensor] | None = None,
+        basis: Basis | Geometry | None = None,
+    ) -> Tensor | dict[str, Tensor]:
+        """``graph``: see ``graph.as_graph``. ``node_feats`` {degree: (N, C, 2 d + 1)}, ``edge_feats`` {degree: (E, C,
+        2 d + 1)} in the caller's order of edges. ``basis``: of ``get_basis``, to spare computing it.
+
+        ValueError where features are missing or have another shape than the fibers say.
+        """
+        graph = as_graph(graph)
+        edge_feats = {str(degree): graph.edge_values(value) for degree, value in (edge_feats or {}).items()}
+        node_feats = {str(degree): value for degree, value in node_feats.items()}
+        _check(node_feats, self.fiber_in, graph.num_nodes, "node")
+        _check(edge_feats, self.fiber_edge, graph.num_edges, "edge")
+        if not isinstance(basis, Geometry):
+            if basis is not None:
+                basis = {key: graph.edge_values(value) for key, value in basis.items() if key[0].isdigit()}
+            basis = Geometry(graph.relative_pos, self.max_degree, basis, graph.degenerate)
+        distances = basis.distances
+        scalars = [edge_feats["0"], distances.to(edge_feats["0"].dtype)] if self.fiber_edge[0] else [distances]
+        edge_feats["0"] = torch.cat(scalars, 1).to(next(iter(node_feats.values())).dtype)
+        node_feats = self.graph_modules(node_feats, edge_feats, graph=graph, basis=basis)
+        if self.pooling is not None:
+            return self.pooling_module(node_feats, graph=graph)
+        return node_feats if self.return_type is None else node_feats[str(self.return_type)]
+
+    @staticmethod
+    def add_argparse_args(parser: Any) -> Any:
+        """The reference package's command-line options of the model."""
+        parser.add_argument("--num_layers", type=int, default=7)
+        parser.add_argument("--num_heads", type=int, default=8)
+        parser.add_argument("--channels_div", type=int, default=2)
+        parser.add_argument("--pooling", choices=["max", "avg", "sum"], default=None)
+        for name in ("norm", "use_layer_norm", "low_memory"):
+            parser.add_argument(f"--{name}", type=lambda text: text.lower() in ("1", "true", "yes"), default=False)
+        return parser
+
+
+def _check(features: Mapping[str, Tensor], fiber: Fiber, rows: int, what: str) -> None:
+    for degree, channels in fiber:
+        expected = (rows, channels, 2 * degree + 1)
+        found = features.get(str(degree))
+        if found is None or tuple(found.shape) != expected:
+            got = "none" if found is None else f"shape {tuple(found.shape)}"
+            raise ValueError(f"{what} features of degree {degree} must have shape {expected}, got {got}")
+
+
+class SE3TransformerPooled(nn.Module):
+    """A transformer with pooled scalars and a two-layer head: (graphs,) or (graphs, output_dim) predictions."""
+
+    def __init__(
+        self,
+        fiber_in: Fiber,
+        fiber_out: Fiber,
+        fiber_edge: Fiber,
+        num_degrees: int,
+        num_channels: int,
+        output_dim: int,
+        **kwargs: Any,
+    ):
+        super().__init__()
+        kwargs["pooling"] = kwargs.get("pooling") or "max"
+        self.transformer = SE3Transformer(
+            fiber_in=fiber_in, fiber_hidden=Fiber.create(num_degrees, num_channels), fiber_out=fiber_out,
+            fiber_edge=fiber_edge, return_type=0, **kwargs,
+        )  # fmt: skip
+        width = fiber_out[0]
+        self.mlp = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, output_dim))
+
+    def forward(
+        self,
+        graph: Any,
+        node_feats: Mapping[str, Tensor],
+        edge_feats: Mapping[str, Tensor] | None = None,
+        basis: Basis | Geometry | None = None,
+    ) -> Tensor:
+        return self.mlp(self.transformer(graph, node_feats, edge_feats, basis)).squeeze(-1)
+
+
+def set_kernels(model: nn.Module, fused: bool | None) -> nn.Module:
+    """Select the GPU kernels (True or None: where they apply) or plain PyTorch (False) in every layer of a model."""
+    for module in model.modules():
+        if isinstance(module, ConvSE3 | NormSE3):
+            module.fused = fused
+    return model
