@@ -30,6 +30,10 @@ __all__ = [
 ]  # fmt: skip
 
 STAMP = ".dlx-complete.json"
+DEBIAN_HOSTS = (
+    "http://deb.debian.org/debian/pool/main",
+    "http://snapshot.debian.org/archive/debian/20230601T000000Z/pool/main",
+)
 
 
 @dataclass(frozen=True)
@@ -456,5 +460,70 @@ def _foolbox_images() -> DataSet:
     )
 
 
+def _debian_pictures(
+    package: Package, path: str, *, licence: str, citation: str, summary: str, members: tuple[Member, ...]
+) -> DataSet:
+    """A set out of one Debian package, or the same file from Debian's servers; `path` is its folder in their pool."""
+    version = package.version.split(":")[-1]
+    file = f"{package.name}_{version}_all.deb"
+    urls = tuple(f"{host}/{path}/{file}" for host in DEBIAN_HOSTS)
+    from_url = Package("url", package.name, version, file, package.sha256, package.size, urls)
+    return DataSet(
+        name=package.name.removesuffix("-default"),
+        version=version,
+        licence=licence,
+        citation=citation,
+        summary=summary,
+        sources=(((package, members),), ((from_url, members),)),
+        terms="Copyleft: pictures made of it, where they are passed on, keep the licence and the credit.",
+    )
+
+
+def _tuxpaint_stamps() -> DataSet:
+    name = "tuxpaint-stamps-default"
+    return _debian_pictures(
+        Package(
+            kind="apt",
+            name=name,
+            version="2022.06.04-1",
+            filename=f"{name}_*.deb",
+            sha256="6db6c1bfc870a47f1499d6203b083522eacb57c5f9c87d468f2e92eb6d9d5f34",
+            size=160880444,
+        ),
+        "t/tuxpaint-stamps",
+        licence="GPL-2",
+        citation="Tux Paint stamps, copyright 2002-2022 Bill Kendrick and contributors",
+        summary="796 pictures of single objects in folders by kind, most cut out (alpha channel)",
+        members=(
+            Member("usr/share/tuxpaint/stamps/*.png", "stamps/"),
+            Member(f"usr/share/doc/{name}/copyright", "copyright"),
+        ),
+    )
+
+
+def _wallpapers() -> DataSet:
+    name = "plasma-workspace-wallpapers"
+    return _debian_pictures(
+        Package(
+            kind="apt",
+            name=name,
+            version="4:5.27.5-2",
+            filename=f"{name}_*.deb",
+            sha256="32cd18b71c8c938a18b3b351f217c02ac590e323caa3cf322fbb875ce8892f8b",
+            size=94047772,
+        ),
+        f"p/{name}",
+        licence="GPL-2+",
+        citation="Plasma workspace wallpapers, copyright 2014 KDE Visual Design Group and contributors",
+        summary="30 wallpapers, photos and paintings, in several sizes",
+        members=(
+            Member("usr/share/wallpapers/*/contents/images/*", "wallpapers/"),
+            Member(f"usr/share/doc/{name}/copyright", "copyright"),
+        ),
+    )
+
+
 register(_fashion_mnist())
 register(_foolbox_images())
+register(_tuxpaint_stamps())
+register(_wallpapers())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,8 +12,9 @@ import numpy as np
 import torch
 
 from . import draws
+from .checkpoint import ignore_stop_signals
 
-Batch = tuple[torch.Tensor, torch.Tensor]
+Batch = tuple[torch.Tensor, ...]  # images first; may be a named tuple
 
 
 class DataError(ValueError):
@@ -106,17 +109,27 @@ class Loader:
         """Stop worker processes and free what the loader holds."""
 
 
+def move(batch: Batch, device: torch.device) -> Batch:
+    """A batch of the same kind on `device`; from pinned memory the copy is not waited for."""
+    return rebuild(batch, (tensor.to(device, non_blocking=True) for tensor in batch))
+
+
+def rebuild(batch: Batch, tensors: Iterator[torch.Tensor]) -> Batch:
+    """`tensors` in a tuple, or named tuple, like `batch`."""
+    return type(batch)(*tensors) if hasattr(batch, "_fields") else tuple(tensors)
+
+
 def to_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
     """The batches on `device`. On a GPU, the copy of the next one runs on a stream of its own during the step."""
     if device.type != "cuda":
-        for images, labels in batches:
-            yield images.to(device), labels.to(device)
+        for batch in batches:
+            yield move(batch, device)
         return
     stream = torch.cuda.Stream(device)
     waiting: Batch | None = None
-    for images, labels in batches:
+    for batch in batches:
         with torch.cuda.stream(stream):
-            following = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+            following = move(batch, device)
         if waiting is not None:
             yield waiting
         torch.cuda.current_stream(device).wait_stream(stream)
@@ -125,3 +138,82 @@ def to_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]
         waiting = following
     if waiting is not None:
         yield waiting
+
+
+# Worker processes
+
+
+class _BatchOrder:
+    """What torch's DataLoader asks for the next batch; takes the loader's epoch and start as an iteration begins."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        epoch = self.loader.epoch
+        for indices in self.loader.plan.batches(epoch, self.loader.start_batch):
+            yield [(epoch, int(index)) for index in indices]
+
+    def __len__(self) -> int:
+        return len(self.loader.plan) - self.loader.start_batch
+
+
+class WorkerLoader(Loader):
+    """Batches made by worker processes, or in this one (`workers` 0).
+
+    `dataset[[(epoch, index), ...]]` gives (batch, [(path, reason), ...] of what was left out), where images are
+    N H W C and come out as N C H W in channels_last order; or a DataError, returned since torch would wrap one that is
+    raised in a worker into its traceback. Index -1 asks for an empty sample.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        plan: Plan,
+        device: torch.device,
+        dataset: torch.utils.data.Dataset,
+        workers: int,
+        prefetch: int,
+    ) -> None:
+        super().__init__(split, plan, device)
+        self.batches = torch.utils.data.DataLoader(
+            dataset,
+            sampler=_BatchOrder(self),
+            batch_size=None,
+            num_workers=workers,
+            prefetch_factor=prefetch if workers else None,
+            persistent_workers=workers > 0,
+            pin_memory=device.type == "cuda",
+            worker_init_fn=ignore_stop_signals,
+            generator=torch.Generator(),  # else every iteration would draw from the global generator
+        )
+        if workers:
+            # When Python ends it sends SIGTERM to the workers that are left and waits; they ignore it, so they must
+            # have been asked to leave before. Exit functions run last registered first.
+            import multiprocessing.util  # noqa: F401  (registers its own)
+
+            atexit.register(_close, weakref.ref(self))
+
+    def __iter__(self) -> Iterator[Batch]:
+        return to_device(self._host_batches(), self.device)
+
+    def _host_batches(self) -> Iterator[Batch]:
+        for item in self.batches:
+            if isinstance(item, DataError):
+                raise item
+            batch, faults = item
+            known = {path for path, _ in self.skipped}
+            self.skipped += [fault for fault in dict(faults).items() if fault[0] not in known]
+            images, *others = batch
+            yield rebuild(batch, iter((images.permute(0, 3, 1, 2), *others)))
+
+    def close(self) -> None:
+        iterator, self.batches._iterator = self.batches._iterator, None
+        if iterator is not None:
+            iterator._shutdown_workers()  # dropping it is not enough while an iteration is in somebody's hands
+
+
+def _close(reference: weakref.ref[WorkerLoader]) -> None:
+    loader = reference()
+    if loader is not None:
+        loader.close()

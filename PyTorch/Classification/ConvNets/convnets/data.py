@@ -11,19 +11,15 @@ over all ranks; the last batch is filled up with samples labelled -1, so that al
 
 from __future__ import annotations
 
-import atexit
 import os
-import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
 from dlx import vision
-from dlx.checkpoint import ignore_stop_signals
 from dlx.draws import draws
-from dlx.loading import Batch, DataError, Loader, Plan, Split, to_device
+from dlx.loading import Batch, DataError, Loader, Plan, Split, WorkerLoader
 
 from . import augment, folder, memory
 from .folder import Samples
@@ -64,13 +60,13 @@ def split_of(data: dict[str, Split], name: str) -> Split:
 
 # Files through Pillow
 
-Item = tuple[torch.Tensor, torch.Tensor, list[tuple[str, str]]]
+Item = tuple[Batch, list[tuple[str, str]]]
 
 
 class PictureDataset(torch.utils.data.Dataset):
     """Decodes and augments lists of (epoch, sample index); index -1 gives an empty sample labelled -1.
 
-    One item is (uint8 images (N, size, size, 3), int64 labels (N,), [(path, reason), ...] of the unreadable ones).
+    One item is ((uint8 images (N, size, size, 3), int64 labels (N,)), [(path, reason), ...] of the unreadable ones).
     These are an error unless `tolerant`; then a training sample is replaced by the next readable one, an evaluation
     sample is labelled -1.
     """
@@ -121,7 +117,7 @@ class PictureDataset(torch.utils.data.Dataset):
                     faults.append((self.samples.paths[sample], str(error)))
             if self.train and labels[row] < 0:
                 raise DataError(f"not one of the {len(self.samples)} pictures can be read; {faults[0][1]}")
-        return torch.from_numpy(images), torch.from_numpy(labels), faults
+        return (torch.from_numpy(images), torch.from_numpy(labels)), faults
 
     def picture(self, epoch: int, index: int) -> np.ndarray:
         """uint8 (size, size, 3)."""
@@ -140,68 +136,6 @@ class PictureDataset(torch.utils.data.Dataset):
             left, top, width, height = augment.erase_boxes(self.size, self.size, values)[0]
             pixels[top : top + height, left : left + width] = 0
         return pixels
-
-
-class _BatchOrder:
-    """What torch's DataLoader asks for the next batch; takes the loader's epoch and start as an iteration begins."""
-
-    def __init__(self, loader: Loader) -> None:
-        self.loader = loader
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        epoch = self.loader.epoch
-        for indices in self.loader.plan.batches(epoch, self.loader.start_batch):
-            yield [(epoch, int(index)) for index in indices]
-
-    def __len__(self) -> int:
-        return len(self.loader.plan) - self.loader.start_batch
-
-
-class PillowLoader(Loader):
-    def __init__(
-        self, split: Samples, plan: Plan, device: torch.device, dataset: PictureDataset, workers: int, prefetch: int
-    ) -> None:
-        super().__init__(split, plan, device)
-        self.batches = torch.utils.data.DataLoader(
-            dataset,
-            sampler=_BatchOrder(self),
-            batch_size=None,
-            num_workers=workers,
-            prefetch_factor=prefetch if workers else None,
-            persistent_workers=workers > 0,
-            pin_memory=device.type == "cuda",
-            worker_init_fn=ignore_stop_signals,
-            generator=torch.Generator(),  # else every iteration would draw from the global generator
-        )
-        if workers:
-            # When Python ends it sends SIGTERM to the workers that are left and waits; they ignore it, so they must
-            # have been asked to leave before. Exit functions run last registered first.
-            import multiprocessing.util  # noqa: F401  (registers its own)
-
-            atexit.register(_close, weakref.ref(self))
-
-    def __iter__(self) -> Iterator[Batch]:
-        return to_device(self._host_batches(), self.device)
-
-    def _host_batches(self) -> Iterator[Batch]:
-        for item in self.batches:
-            if isinstance(item, DataError):
-                raise item
-            images, labels, faults = item
-            known = {path for path, _ in self.skipped}
-            self.skipped += [fault for fault in dict(faults).items() if fault[0] not in known]
-            yield images.permute(0, 3, 1, 2), labels
-
-    def close(self) -> None:
-        iterator, self.batches._iterator = self.batches._iterator, None
-        if iterator is not None:
-            iterator._shutdown_workers()  # dropping it is not enough while an iteration is in somebody's hands
-
-
-def _close(reference: weakref.ref[PillowLoader]) -> None:
-    loader = reference()
-    if loader is not None:
-        loader.close()
 
 
 # The one entry
@@ -270,7 +204,7 @@ def build_loader(
             "interpolation": interpolation, "seed": seed, "tolerant": tolerant,
         }  # fmt: skip
         if backend == "pytorch":
-            loader = PillowLoader(chosen, plan, device, PictureDataset(chosen, **options), workers, prefetch)
+            loader = WorkerLoader(chosen, plan, device, PictureDataset(chosen, **options), workers, prefetch)
         else:
             from . import dali
 

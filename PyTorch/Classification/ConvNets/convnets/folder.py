@@ -8,37 +8,20 @@ index below $DLX_HOME, so that the next start only looks at files that have chan
 
 from __future__ import annotations
 
-import hashlib
 import os
 import unicodedata
-import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
 
-from dlx import data, files, paths, vision
+from dlx import data, vision
+from dlx.inspection import CHECKS, inspect, inspect_all
 from dlx.loading import DataError
 
 SPLITS = {"train": ("train",), "val": ("val", "validation", "valid", "test")}
-CHECKS = ("headers", "full")
 LISTED = 50
-INDEX = 2  # the form of the index files; what `inspect` tells belongs to it
-ORIENTATION_TAG = 0x0112
-# What DALI's decoders make the same 8-bit RGB of as Pillow, by format. It gives other values or nothing for the rest.
-PLAIN = {
-    "JPEG": {"L", "RGB", "CMYK"},
-    "MPO": {"RGB"},
-    "PNG": {"1", "L", "LA", "P", "RGB", "RGBA", "I;16"},
-    "BMP": {"1", "L", "P", "RGB"},
-    "PPM": {"1", "L", "RGB"},
-    "WEBP": {"RGB", "RGBA"},
-    "TIFF": {"L", "RGB", "RGBA", "I;16"},
-}
 
 
 @dataclass
@@ -120,7 +103,7 @@ def _read_split(split: str, folder: Path, faults: list[str], tolerant: bool, che
             faults.append(f"{folder / name}: class without pictures{kinds}")
         names += [f"{name}/{picture}" for picture in pictures]
         labels += [label] * len(pictures)
-    looks, reasons = _inspect_all(folder, names, check, workers)
+    looks, reasons = inspect_all(folder, names, check, workers)
     bad = {index: reason for index, reason in enumerate(reasons) if reason}
     skipped = [(str(folder / names[index]), reason) for index, reason in bad.items()]
     if tolerant:
@@ -169,110 +152,6 @@ def describe_ignored(samples: Samples) -> str:
         return ""
     known = " ".join(vision.IMAGE_SUFFIXES)
     return f"{sum(samples.ignored.values()):,} other files passed over: {_count(samples.ignored)} (read are {known})"
-
-
-# One file
-
-
-def inspect(path: str | os.PathLike[str], check: str = "headers") -> tuple[int, int, bool]:
-    """Width and height of the upright picture, and whether it is `PLAIN`; ValueError with the path when damaged."""
-    path = os.fspath(path)
-    try:
-        with Image.open(path) as image:
-            vision.check_pixels(image)
-            plain = image.mode in PLAIN.get(image.format, ())
-            headers = check == "headers" and _ends_well(path)
-            if headers or image.format == "WEBP":  # of a PNG, asking for EXIF decodes it
-                turned = image.getexif().get(ORIENTATION_TAG, 1)
-                plain = plain and not (image.format == "WEBP" and turned != 1)
-            if headers:
-                return *((image.height, image.width) if turned in (5, 6, 7, 8) else image.size), plain
-    except FileNotFoundError:
-        raise ValueError(f"{path}: no such picture") from None
-    except Image.DecompressionBombError as error:
-        raise ValueError(f"{path}: refused, {error}") from error
-    except UnidentifiedImageError:
-        raise ValueError(f"{path}: not a picture in a known format") from None
-    except Exception as error:  # noqa: BLE001 - Pillow's readers raise anything on damaged headers
-        raise ValueError(f"{path}: unreadable picture ({error})") from error
-    return *vision.decode_image(path).size, plain
-
-
-def describe(path: str) -> str:
-    """Format and mode of a picture."""
-    with Image.open(path) as image:
-        return f"{image.format}, mode {image.mode}"
-
-
-def _ends_well(path: str) -> bool:
-    """Whether a JPEG or PNG has its end marker near its end; cut files lack it. Other formats: only decoding tells."""
-    with open(path, "rb") as stream:
-        start = stream.read(4)
-        stream.seek(0, os.SEEK_END)
-        stream.seek(max(0, stream.tell() - 1024))
-        end = stream.read()
-    if start[:3] == b"\xff\xd8\xff":
-        return b"\xff\xd9" in end
-    return start == b"\x89PNG" and b"IEND" in end
-
-
-def _inspect_all(folder: Path, names: Sequence[str], check: str, workers: int) -> tuple[np.ndarray, list[str]]:
-    """What `inspect` found (N, 3), and "" or what is wrong with each file. Unchanged files come from the index."""
-    index = paths.home() / "index" / f"{hashlib.sha256(f'{folder}|{check}|{INDEX}'.encode()).hexdigest()[:24]}.npz"
-    stats = np.array([_stat(folder / name) for name in names], np.int64).reshape(-1, 2)
-    looks = np.zeros((len(names), 3), np.int32)
-    reasons = [""] * len(names)
-    known = _read_index(index)
-    todo = []
-    for number, name in enumerate(names):
-        entry = known.get(name)
-        if entry is not None and entry[:2] == tuple(stats[number]) and stats[number, 0] >= 0:
-            looks[number] = entry[2:]
-        else:
-            todo.append(number)
-
-    def look(number: int) -> None:
-        try:
-            looks[number] = inspect(folder / names[number], check)
-        except ValueError as error:
-            reasons[number] = str(error)
-
-    with warnings.catch_warnings(), ThreadPoolExecutor(max(1, workers)) as pool:
-        warnings.simplefilter("ignore")  # for all threads: the filters are the process's
-        list(pool.map(look, todo))
-    good = [number for number, reason in enumerate(reasons) if not reason]
-    if todo and good:
-        _write_index(index, [names[n] for n in good], np.concatenate([stats[good], looks[good]], 1))
-    return looks, reasons
-
-
-def _stat(path: Path) -> tuple[int, int]:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return -1, -1
-    return status.st_size, status.st_mtime_ns
-
-
-def _read_index(path: Path) -> dict[str, tuple[int, ...]]:
-    try:
-        with np.load(path, allow_pickle=False) as content:
-            names = bytes(content["names"]).decode("utf-8", "surrogateescape").split("\n")
-            return dict(zip(names, map(tuple, content["values"].tolist()), strict=True))
-    except (OSError, ValueError, KeyError, EOFError):
-        return {}
-
-
-def _write_index(path: Path, names: Iterable[str], values: np.ndarray) -> None:
-    names = list(names)
-    if any("\n" in name for name in names):
-        return
-    try:
-        with files.atomic_path(path) as temporary:
-            joined = np.frombuffer("\n".join(names).encode("utf-8", "surrogateescape"), np.uint8)
-            np.savez(temporary, names=joined, values=values)
-    except (OSError, UnicodeError):
-        pass  # an index only saves time; a read-only home must not stop a training
 
 
 # Data sets that are files

@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from convnets import data, folder
+from convnets import data
 from convnets.folder import DataError
-from dlx import vision
+from dlx import inspection, vision
 from dlx.loading import Plan
 
 HAS_DALI = importlib.util.find_spec("nvidia.dali") is not None if importlib.util.find_spec("nvidia") else False
@@ -134,7 +134,7 @@ def test_index_remembers_unchanged_files(odd, monkeypatch):
     root, _ = odd
     first = data.open_data(root)
     looked = []
-    monkeypatch.setattr(folder, "inspect", lambda path, check: looked.append(path) or (1, 1, True))
+    monkeypatch.setattr(inspection, "inspect", lambda path, check: looked.append(path) or (1, 1, True, 1))
     again = data.open_data(root)
     assert not looked
     np.testing.assert_array_equal(first["train"].sizes, again["train"].sizes)
