@@ -256,7 +256,7 @@ def annotate(image: Image.Image, lines: Sequence[str], *, minimum_width: int = 3
     width = max(picture.width, minimum_width // 2)
     size = min(max(14, width // 24), LARGEST_FONT)
     lines = [unicodedata.normalize("NFC", str(line)) for line in lines]
-    font = _font(size, "".join(lines))
+    font = best_font(size, "".join(lines))
     wrapped = [piece for line in lines for piece in _wrap(line, font, width - size)]
     pitch = round(size * 1.3)
     sheet = Image.new("RGB", (width, picture.height + pitch * len(wrapped) + (size if wrapped else 0)), "white")
@@ -276,7 +276,7 @@ def contact_sheet(
     columns = columns or min(len(images), max(1, round(len(images) ** 0.5 * 1.2)))
     size = max(11, cell // 16)
     captions = [unicodedata.normalize("NFC", str(caption)) for caption in captions]
-    font = _font(size, "".join(captions))
+    font = best_font(size, "".join(captions))
     texts = [[p for line in c.splitlines() for p in _wrap(line, font, cell)] for c in captions]
     gap, pitch = max(4, cell // 28), round(size * 1.3)
     height = cell + pitch * max(len(text) for text in texts) + gap
@@ -318,7 +318,7 @@ def _font_files() -> tuple[str, ...]:
     return tuple(found[name] for name in FONT_NAMES if name in found)
 
 
-def _font(size: int, text: str = "") -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+def best_font(size: int, text: str = "") -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     """The first font here that can draw all of `text`, else the first, else the small one inside Pillow."""
     fonts = []
     for path in _font_files():

@@ -39,6 +39,11 @@ class Detect(nn.Module):
         self.score_threshold, self.iou_threshold = score_threshold, iou_threshold
         self.max_detections, self.per_class, self.candidates = max_detections, per_class, candidates
 
+    def settings(self) -> dict[str, float]:
+        """What decides about detections besides the network, for the metadata of an exported model."""
+        names = ("score_threshold", "iou_threshold", "max_detections", "per_class", "candidates")
+        return {name: getattr(self, name) for name in names}
+
     def select(self, offsets: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The candidates: corners N K 4, scores N K (0: none), labels N K."""
         scores = logits.float().softmax(2)[:, :, 1:].transpose(1, 2)
