@@ -1,8 +1,8 @@
 """From NVIDIA's state-dict layouts to this package's, whatever fuse level wrote them.
 
 The reference package gives a convolution one radial profile for all pairs of degrees (``conv``), one per output degree
-(``conv_out.{o}``), one per input degree (``conv_in.{i}``) or one per pair (``conv.{i},{o}``), by flags and fibers. Each is
-a choice of which pairs share a trunk (``RadialProfile.sharing``) with the rows of the last layer in another order.
+(``conv_out.{o}``), one per input degree (``conv_in.{i}``) or one per pair (``conv.{i},{o}``), by flags and fibers. Each
+is a choice of which pairs share a trunk (``RadialProfile.sharing``) with the rows of the last layer in another order.
 Loading such a state dict with ``load_state_dict`` converts it, and gives each layer the sharing that it has there.
 """
 

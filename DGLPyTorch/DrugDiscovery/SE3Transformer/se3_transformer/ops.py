@@ -5,7 +5,6 @@ The kernels need Triton and a GPU, and take fp32, bf16 and fp16 (``TRITON_INTERP
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from .graph import Graph

@@ -38,7 +38,7 @@ class AttentionSE3(nn.Module):
         weights = ops.segment_softmax_plain(scores, graph)[..., None, None]
         output = {}
         for degree, channels in self.value_fiber:
-            split = value[str(degree)].unflatten(1, (self.num_heads, -1))
+            split = value[str(degree)].unflatten(1, (self.num_heads, channels // self.num_heads))
             weighted = weights.to(split.dtype) * split
             summed = ops.segment_sum_plain(weighted, graph)
             output[str(degree)] = summed.reshape(graph.num_nodes, channels, degree_to_dim(degree))

@@ -59,11 +59,11 @@ class VersatileConvSE3(nn.Module):
         for pair in self.radial_func.pairs:
             source = features[str(pair.degree_in)]
             radial = F.linear(hidden[:, pair.trunk], weights[pair.rows])
-            radial = radial.view(-1, pair.channels_out, pair.channels_in * pair.paths)
+            radial = radial.view(len(source), pair.channels_out, pair.channels_in * pair.paths)
             dim_out = degree_to_dim(pair.degree_out)
             basis = geometry.pair(pair.degree_in, pair.degree_out).to(source.dtype)
             mapped = source @ basis.reshape(len(source), degree_to_dim(pair.degree_in), pair.paths * dim_out)
-            mapped = mapped.view(-1, pair.channels_in * pair.paths, dim_out)  # (E, C_in * F, 2 o + 1)
+            mapped = mapped.view(len(source), pair.channels_in * pair.paths, dim_out)  # (E, C_in * F, 2 o + 1)
             message = radial @ mapped
             key = str(pair.degree_out)
             messages[key] = messages[key] + message if key in messages else message
@@ -146,7 +146,7 @@ class ConvSE3(nn.Module):
             return ops.unpack(packed, self.fiber_out)
         if not self.low_memory:
             return self._part(node_feats, edge_feats, graph.src, geometry)
-        numbers = max((p.channels_out * p.channels_in * p.paths for p in self.conv.radial_func.pairs), default=1)
+        numbers = max(1, len(self.conv.radial_func.weights))  # per edge
         size = max(1, LOW_MEMORY_NUMBERS // numbers)
         parts = []
         for edges in torch.arange(graph.num_edges, device=graph.src.device).split(size):
@@ -154,11 +154,7 @@ class ConvSE3(nn.Module):
             arguments = (node_feats, some, graph.src[edges], geometry.part(edges))
             keep = not torch.is_grad_enabled()
             parts.append(self._part(*arguments) if keep else checkpoint(self._part, *arguments, use_reentrant=False))
-        return (
-            {degree: torch.cat([part[degree] for part in parts]) for degree in parts[0]}
-            if parts
-            else self._part(node_feats, edge_feats, graph.src, geometry)
-        )
+        return {degree: torch.cat([part[degree] for part in parts]) for degree in parts[0]}
 
     def sources(
         self, node_feats: Mapping[str, Tensor], edge_feats: Mapping[str, Tensor], src: Tensor

@@ -126,7 +126,7 @@ class Fiber(Mapping):
 
     def to_attention_heads(self, features: Mapping[str, Tensor], num_heads: int) -> Tensor:
         """(rows, heads, numbers per head): each head gets consecutive channels of every degree."""
-        parts = [features[str(d)].reshape(*features[str(d)].shape[:-2], num_heads, -1) for d in self.degrees]
+        parts = [features[str(d)].unflatten(-2, (num_heads, c // num_heads)).flatten(-2) for d, c in self.structure]
         return torch.cat(parts, -1)
 
     def __repr__(self) -> str:
