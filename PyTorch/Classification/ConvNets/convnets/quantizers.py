@@ -321,6 +321,7 @@ def quantize(model: nn.Module, scheme: Scheme | None = None) -> QuantizedClassif
     scheme = scheme or Scheme()
     if any(isinstance(module, ActivationQuantizer) for module in model.modules()):
         raise ValueError("the model is quantised already; start from the one in floating point")
+    device = next(model.parameters()).device
     model = fold(model)
     first = next((module for module in model.modules() if isinstance(module, ConvAct)), None)
     last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1:]
@@ -346,7 +347,7 @@ def quantize(model: nn.Module, scheme: Scheme | None = None) -> QuantizedClassif
             if isinstance(child, resnet.Bottleneck) and child.se is not None:
                 setattr(parent, name, QuantizedBottleneck(child))
     _refuse_leftovers(model, scheme)
-    return QuantizedClassifier(model, scheme).requires_grad_(True)
+    return QuantizedClassifier(model, scheme).to(device).requires_grad_(True)  # the quantisers are new
 
 
 def _refuse_leftovers(model: nn.Module, scheme: Scheme) -> None:

@@ -469,3 +469,10 @@ def test_fashion_mnist_stays_within_a_point(tmp_path):
     for name in ("val.top1.calibrated", "val.top1", "val.top1.onnxruntime"):
         assert abs(record.value(name) - record.value("val.top1.float")) <= 1.0, name
     assert record.value("val.agreement") > 99
+
+
+@pytest.mark.parametrize("arch", ["resnet8_small", "mobilenet_v2"])
+def test_quantisers_are_where_the_model_is(arch):
+    model = registry.build(arch, 5).to("meta")
+    quantized = quantizers.quantize(model)
+    assert {tensor.device.type for tensor in (*quantized.parameters(), *quantized.buffers())} == {"meta"}
