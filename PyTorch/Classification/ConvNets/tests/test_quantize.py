@@ -471,8 +471,11 @@ def test_fashion_mnist_stays_within_a_point(tmp_path):
     assert record.value("val.agreement") > 99
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("arch", ["resnet8_small", "mobilenet_v2"])
 def test_quantisers_are_where_the_model_is(arch):
-    model = registry.build(arch, 5).to("meta")
-    quantized = quantizers.quantize(model)
-    assert {tensor.device.type for tensor in (*quantized.parameters(), *quantized.buffers())} == {"meta"}
+    quantized = quantizers.quantize(registry.build(arch, 5).cuda())
+    images = torch.randn(4, 3, 32, 32, device="cuda")
+    quantizers.calibrate(quantized, [images])
+    assert quantized(images).is_cuda
