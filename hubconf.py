@@ -15,7 +15,7 @@ from pathlib import Path as _Path
 dependencies = ["torch"]
 
 _ROOT = _Path(__file__).resolve().parent
-_FOLDERS = {"convnets": "PyTorch/Classification/ConvNets"}
+_FOLDERS = {"convnets": "PyTorch/Classification/ConvNets", "ssd": "PyTorch/Detection/SSD"}
 _ENTRIES = {
     "convnets.hub": [
         "nvidia_resnet50",
@@ -33,6 +33,7 @@ _ENTRIES = {
         "fashion_mnist_resnet14",
         "convnet",
     ],
+    "ssd.hub": ["nvidia_ssd", "nvidia_ssd_processing_utils", "ssd300"],
 }
 
 _sys.path += [str(_ROOT / folder) for folder in ("Tools", *_FOLDERS.values()) if str(_ROOT / folder) not in _sys.path]

@@ -55,7 +55,7 @@ def flip(boxes: Tensor, width: float = 1.0, form: str = "corners") -> Tensor:
 
 def clip(boxes: Tensor, width: float = 1.0, height: float = 1.0) -> Tensor:
     """Corners cut off at the borders of the picture."""
-    x, y = boxes[..., 0::2].clamp(0, width), boxes[..., 1::2].clamp(0, height)
+    x, y = boxes[..., 0::2].clamp(0.0, float(width)), boxes[..., 1::2].clamp(0.0, float(height))
     return torch.stack([x, y], dim=-1).flatten(-2)
 
 

@@ -51,7 +51,10 @@ def draw(image: Image.Image, boxes: np.ndarray, labels: Sequence[int], captions:
     for box, label, caption in reversed(list(zip(boxes, labels, captions, strict=True))):
         left, top, right, bottom = (float(value) * factor for value in box)
         colour = class_colour(int(label) - 1)
-        pen.rectangle((left, top, max(right - 1, left), max(bottom - 1, top)), outline=colour, width=line)
+        right, bottom = max(right - 1, left), max(bottom - 1, top)
+        # With an edge of the caption's ink, a red box also shows on a red object.
+        pen.rectangle((left - 1, top - 1, right + 1, bottom + 1), outline=_ink(colour), width=line + 2)
+        pen.rectangle((left, top, right, bottom), outline=colour, width=line)
         _write(pen, picture.size, (left, top), caption, colour, font, size)
     return picture
 

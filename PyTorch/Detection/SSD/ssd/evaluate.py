@@ -130,6 +130,7 @@ def record_results(record: Record, result: dict[str, Any], classes: list[str], p
     if curves:
         chosen = {"all classes": np.mean(list(curves.values()), 0).tolist()} | chosen
     for name, precision in chosen.items():
+        record.fields["curve"].pop(f"{name}.precision at recall %", None)  # that of an earlier evaluation
         for recall, value in zip(result["curves"]["recall"], precision, strict=True):
             record.curve(f"{name}.precision at recall %", 100 * recall, value)
     record.attach("per_class", result["per_class"])
@@ -148,10 +149,11 @@ def main(args: list[str] | None = None) -> dict[str, Any]:
             raise ValueError(f"data {config.data} has no annotations to compare with")
         # A batch is filled up with pictures that do not count: not more of them than there are pictures.
         config.batch_size = min(config.batch_size, math.ceil(len(split) / world.size))
-        loader = config.loader(config.split, splits, False, world, image_size=found.preprocessing.size)
+        config.image_size = found.preprocessing.size
+        loader = config.loader(config.split, splits, False, world)
         log = RunLog(config.output_dir, enabled=world.is_main)
         record = Record.start(
-            TASK, "evaluate", configs.to_dict(config), seed=config.seed, data=config.identity(), run_id=log.run_id
+            TASK, "evaluate", configs.to_dict(config), seed=config.seed, data=config.identity(splits), run_id=log.run_id
         )
         detections, pictures = collect(
             found.model,
@@ -163,7 +165,8 @@ def main(args: list[str] | None = None) -> dict[str, Any]:
         )
         loader.close()
         result = measure(split.annotations, detections, pictures, world) | {"skipped": len(loader.skipped)}
-        log.log((), {f"val.{name}": result[name] for name in SHOWN})
+        # Of a size that no object has there is nothing to show.
+        log.log((), {f"val.{name}": result[name] for name in SHOWN if not math.isnan(result[name])})
         if world.is_main:
             output = Path(config.output_dir)
             entries = cocoeval.to_json(split.annotations, detections)
