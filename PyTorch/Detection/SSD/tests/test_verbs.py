@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 import torch
 from PIL import Image, ImageDraw
+from safetensors.torch import save_file
 from torch import nn
 
 from dlx import checkpoint as checkpoints
@@ -20,7 +21,7 @@ from dlx import coco
 from dlx import export as exports
 from dlx import record as records
 from dlx.boxes import Kept
-from dlx.picture_files import PictureFiles
+from dlx.files import sha256
 from dlx.serve import OnnxModel
 from ssd import anchors, drawing, evaluate, export, infer, pretrained, registry, serve
 from ssd.loss import MultiboxLoss
@@ -176,18 +177,6 @@ def test_infer_bad_files(run_folder, tmp_path, capsys):
         detect(run_folder, tmp_path / "nowhere", tmp_path / "out")
 
 
-def test_results_never_overwrite_pictures(tmp_path):
-    for name in ("a.jpg", "a.png", "c.png"):
-        scene([]).save(tmp_path / name)
-    files = PictureFiles(tmp_path, tmp_path / "out")
-    assert [path.name for path in files.targets.values()] == ["a.jpg.png", "a.png.png", "c.png"]
-    with pytest.raises(ValueError, match=r"c\.png is a picture itself"):
-        PictureFiles(tmp_path, tmp_path)
-    (tmp_path / "sub").mkdir()
-    with pytest.raises(ValueError, match="sub: this folder holds no picture"):
-        PictureFiles(tmp_path / "sub", tmp_path)
-
-
 def test_low_precision_finds_the_same(found):
     pictures = [scene(objects) for objects in SCENES]
     exact = infer.Predictor(found, threshold=0.4)(pictures)
@@ -335,6 +324,29 @@ def test_sources(found, run_folder, tmp_path):
     store.save(1, model={"model": found.model.state_dict()}, metadata={"arch": "resnet50", "classes": ["a"]})
     with pytest.raises(ValueError, match="does not say its category_ids, preprocessing"):
         pretrained.load(tmp_path / "other")
+
+
+def test_published_weights(found, tmp_path, monkeypatch):
+    """A card with its file beside it, in half precision as published ones are; other tasks' cards are refused."""
+    (tmp_path / "weights").mkdir()
+    path = tmp_path / "weights" / "compact.shapes.safetensors"
+    save_file({name: value.half().contiguous() for name, value in found.model.state_dict().items()}, path)
+    card = {"name": "compact.shapes", "task": "SSD", "source": {"kind": "file", "path": path.name}, "licence": "MIT"}
+    card |= {"sha256": sha256(path), "size": path.stat().st_size, "credit": "us", "metric": {"map": 1.0}}
+    card |= {key: value for key, value in found.describe().items() if key != "classes"}
+    (tmp_path / "weights" / "compact.shapes.json").write_text(json.dumps(card | {"class_names": CLASSES}))
+    monkeypatch.setenv("DLX_ROOT", str(tmp_path))
+    loaded = pretrained.load("compact.shapes")
+    assert loaded.describe() == found.describe() and loaded.extra["metric"] == {"map": 1.0}
+    pictures = [scene(objects) for objects in SCENES]
+    for one, two in zip(*(infer.Predictor(d, threshold=0.4)(pictures) for d in (found, loaded)), strict=True):
+        assert one["labels"].tolist() == two["labels"].tolist()
+        np.testing.assert_allclose(one["boxes"], two["boxes"], atol=2)
+    with pytest.raises(ValueError, match=r"nowhere: no folder, no file, .*\(compact.shapes\)"):
+        pretrained.load("nowhere")
+    (tmp_path / "weights" / "compact.shapes.json").write_text(json.dumps(card))
+    with pytest.raises(ValueError, match="not one of a detector"):
+        pretrained.load("compact.shapes")
 
 
 def test_other_classes_start_from_trained_weights(found, run_folder):
