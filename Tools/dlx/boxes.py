@@ -9,6 +9,8 @@ N images, A anchors, M or K boxes of an image, D boxes that are given back.
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from typing import NamedTuple
 
 import torch
@@ -197,10 +199,26 @@ def batched_nms(
         scores, order = torch.sort(scores, dim=1, descending=True, stable=True)
     boxes = boxes.gather(1, order[:, :, None].expand(-1, -1, 4))
     labels = labels.gather(1, order)
-    intersection, union = _overlap(boxes, boxes)
-    suppresses = (intersection > iou_threshold * union) & (labels[:, :, None] == labels[:, None, :])
-    keep = greedy_keep(suppresses, scores > 0)
+    if _kernels_apply(boxes):
+        from .suppression_kernels import greedy_keep_boxes
+
+        keep = greedy_keep_boxes(boxes, labels, scores > 0, iou_threshold)
+    else:
+        intersection, union = _overlap(boxes, boxes)
+        suppresses = (intersection > iou_threshold * union) & (labels[:, :, None] == labels[:, None, :])
+        keep = greedy_keep(suppresses, scores > 0)
     return _first(keep, boxes, scores, labels, max_output)
+
+
+def _kernels_apply(boxes: Tensor) -> bool:
+    """Whether the Triton kernels take these boxes; everywhere else plain PyTorch gives the same."""
+    plain = torch.compiler.is_exporting() or torch.compiler.is_compiling()
+    return boxes.is_cuda and boxes.dtype == torch.float32 and not plain and _has_triton()
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def _first(keep: Tensor, boxes: Tensor, scores: Tensor, labels: Tensor, max_output: int) -> Kept:
