@@ -11,6 +11,7 @@ ratio of every pair, so that the spread is seen with the median. Works without P
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import numpy as np
 
 from .record import hardware, versions
 
-__all__ = ["Comparison", "Measurement", "compare", "measure"]
+__all__ = ["Comparison", "Measurement", "against_peers", "compare", "drain", "fed", "measure"]
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,64 @@ def compare(
         if name != baseline
     }
     return Comparison(baseline, measurements, ratios)
+
+
+def against_peers(
+    programs: dict[str, Callable[[], Any]], *, pairs: int = 5, iterations: int = 50, **options: Any
+) -> list[dict[str, Any]]:
+    """Measure the first program, called ours, and each other one in turns with it, so that a ratio is of neighbours in
+    time. One row a program: name, measurement, and for all but a lone one `ours_over_this` (median of the pairs)."""
+    ours, *peers = programs
+    measured: dict[str, Measurement] = {}
+    ratios: dict[str, list[float]] = {}
+    if not peers:
+        measured[ours] = measure(programs[ours], iterations=iterations, **options)
+    for peer in peers:
+        pair = compare({ours: programs[ours], peer: programs[peer]}, pairs=pairs, iterations=iterations, **options)
+        measured |= pair.measurements
+        ratios[peer] = sorted(pair.ratios[ours])
+    rows = []
+    for name, measurement in measured.items():
+        row: dict[str, Any] = {"program": name, **measurement.to_json()}
+        if peers:
+            row["ours_over_this"] = statistics.median(ratios[name]) if name in ratios else 1.0
+        if name in ratios:
+            row["ours_over_this_pairs"] = ratios[name]
+        rows.append(row)
+        print(f"{options.get('batch', ''):>6}  {name:24s} {measurement}", flush=True)
+    return rows
+
+
+def drain(loader: Any, device: Any, seconds: float = 6.0) -> tuple[float, int]:
+    """(samples per second, samples) of a loader with `set_epoch` alone, after its first batches."""
+    return _pull(loader, lambda batch: None, _timer(device, "latency"), 3, seconds)
+
+
+def fed(loader: Any, step: Callable[[Any], Any], device: Any, *, warmup: int = 10, seconds: float = 8.0) -> float:
+    """Samples per second of `step`, called with one batch of the loader after another."""
+    return _pull(loader, step, _timer(device, "latency"), warmup, seconds)[0]
+
+
+def _pull(
+    loader: Any, consume: Callable[[Any], Any], timer: _HostTimer, warmup: int, seconds: float
+) -> tuple[float, int]:
+    count = step = epoch = 0
+    clock = 0.0
+    while True:
+        loader.set_epoch(epoch)
+        for batch in loader:
+            consume(batch)
+            step += 1
+            if step == warmup:
+                timer.synchronize()
+                clock = time.perf_counter()
+            elif step > warmup:
+                count += len(batch[0])
+                # The host runs ahead of the GPU by a few steps at most, since a loader's buffers are finite.
+                if step % 5 == 0 and time.perf_counter() - clock > seconds:
+                    timer.synchronize()
+                    return count / (time.perf_counter() - clock), count
+        epoch += 1
 
 
 def _check(warmup: int, iterations: int, items: float, unit: str, mode: str) -> None:

@@ -10,6 +10,8 @@ N batch, C channels, H height, W width.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -84,24 +86,25 @@ def fold(model: nn.Module) -> nn.Module:
 
 
 class GraphedModel:
-    """A model captured as a CUDA graph for one input shape. The output is overwritten by the next call."""
+    """A model captured as a CUDA graph for inputs of one shape. The output is overwritten by the next call."""
 
-    def __init__(self, model: nn.Module, example: Tensor, warmup: int = 3):
-        self.input = example.clone(memory_format=torch.preserve_format)
+    def __init__(self, model: Callable[..., Any], *examples: Tensor, warmup: int = 3):
+        self.inputs = [example.clone(memory_format=torch.preserve_format) for example in examples]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream), torch.inference_mode():
             for _ in range(warmup):
-                model(self.input)
+                model(*self.inputs)
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph), torch.inference_mode():
-            self.output = model(self.input)
+            self.output = model(*self.inputs)
 
-    def __call__(self, images: Tensor) -> Tensor:
-        if images.shape != self.input.shape:
-            raise ValueError(f"captured for shape {tuple(self.input.shape)}, got {tuple(images.shape)}")
-        self.input.copy_(images, non_blocking=True)
+    def __call__(self, *inputs: Tensor) -> Any:
+        for own, given in zip(self.inputs, inputs, strict=True):
+            if given.shape != own.shape:
+                raise ValueError(f"captured for shape {tuple(own.shape)}, got {tuple(given.shape)}")
+            own.copy_(given, non_blocking=True)
         self.graph.replay()
         return self.output
 

@@ -21,9 +21,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["PRECISIONS", "LossScaler", "NonFiniteError", "autocast"]
+__all__ = ["DTYPES", "PRECISIONS", "LossScaler", "NonFiniteError", "autocast"]
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}  # of weights
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 

@@ -64,7 +64,7 @@ def _visit_kernel(rows, valid, keep, K, W, WORDS: tl.constexpr):
 
 
 def greedy_keep_boxes(boxes: Tensor, labels: Tensor, valid: Tensor, iou_threshold: float) -> Tensor:
-    """Which boxes survive: bool N K. ``boxes`` float32 N K 4 by falling score, ``labels`` int64 N K, ``valid`` bool N K."""
+    """Which boxes survive: bool N K. Boxes float32 N K 4 by falling score, labels int64 N K, valid bool N K."""
     images, count = valid.shape
     words = triton.cdiv(count, 32)
     boxes, labels = boxes.contiguous(), labels.contiguous()

@@ -150,6 +150,13 @@ class Trainer:
     def finish(self, record: Record, output: Path) -> None:
         """Add to the record what the report shows of a finished run: pictures, audio."""
 
+    def warmup_steps(self) -> int:
+        return round(self.config.warmup_epochs * self.steps_per_epoch)
+
+    def data_identity(self) -> dict[str, str]:
+        """Hashes of the data for the record; a user's own folder may have none."""
+        return self.config.identity()
+
     # What is the same everywhere
 
     def learning_rate(self, step: int) -> float:
@@ -159,7 +166,7 @@ class Trainer:
             schedule=config.lr_schedule,
             peak=self.peak_lr,
             end=config.end_lr,
-            warmup_steps=round(config.warmup_epochs * self.steps_per_epoch),
+            warmup_steps=self.warmup_steps(),
             total_steps=self.total_steps,
             milestones=tuple(round(epoch * self.steps_per_epoch) for epoch in config.lr_milestones),
         )

@@ -61,7 +61,12 @@ def _run(trainer: Trainer, output: Path) -> tuple[dict[str, Any], int | None]:
         trainer.restore(loaded)
     log = RunLog(output, enabled=world.is_main, tensorboard=config.tensorboard)
     record = Record.start(
-        trainer.task, "train", configs.to_dict(config), seed=config.seed, data=config.identity(), run_id=log.run_id
+        trainer.task,
+        "train",
+        configs.to_dict(config),
+        seed=config.seed,
+        data=trainer.data_identity(),
+        run_id=log.run_id,
     )
     _describe_metrics(trainer, log)
     parameters = sum(parameter.numel() for parameter in trainer.state.model.parameters())
@@ -69,7 +74,7 @@ def _run(trainer: Trainer, output: Path) -> tuple[dict[str, Any], int | None]:
         configs.to_dict(config)
         | {"parameters": parameters, "world_size": world.size, "global_batch_size": trainer.global_batch}
         | {"device": str(world.device), "engine": trainer.engine, "peak_lr": trainer.peak_lr}
-        | {"steps": trainer.total_steps, f"train_{trainer.items}": trainer.train_loader.num_samples}
+        | {"steps": trainer.total_steps, "train_samples": trainer.train_loader.num_samples}
     )
     if loaded is not None:
         _resume(trainer, loaded, output, log, record, store)

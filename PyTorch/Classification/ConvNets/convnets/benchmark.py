@@ -9,8 +9,6 @@ Writes one JSON record; the README's tables are generated from the records in re
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +22,7 @@ from dlx import bench, dist, inference, optim
 from dlx import config as configs
 from dlx.inputs import Normalize
 from dlx.loading import Loader
-from dlx.precision import autocast
+from dlx.precision import DTYPES, autocast
 from dlx.record import Record
 from dlx.step import GraphedStep
 
@@ -115,9 +113,6 @@ def peer_training_step(
     return step
 
 
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
 def inference_call(config: BenchmarkConfig, device: torch.device, images: Tensor) -> Callable[[], Any]:
     """Our optimised forward pass on a fixed batch."""
     torch.manual_seed(config.seed)
@@ -162,53 +157,23 @@ def measure_model(config: BenchmarkConfig, batch: int, device: torch.device) -> 
     else:
         programs = {"ours": inference_call(config, device, images)}
         programs |= {peer: peer_inference_call(config, peer, device, images) for peer in config.peers}
-    options: dict[str, Any] = {
-        "items": batch, "unit": "images/s", "device": device, "warmup": config.warmup, "batch": batch,
-        "iterations": config.iterations, "shape": list(images.shape), "precision": config.precision,
-        "mode": "latency" if config.mode == "latency" else "throughput",
-    }  # fmt: skip
-    if len(programs) == 1:
-        measured = {"ours": bench.measure(programs["ours"], **options)}
-        ratios: dict[str, list[float]] = {}
-    else:
-        measured, ratios = {}, {}
-        for peer in config.peers:  # ours against each peer in turns, so that every ratio is of neighbours in time
-            pair = bench.compare({"ours": programs["ours"], peer: programs[peer]}, pairs=config.pairs, **options)
-            measured |= pair.measurements
-            ratios[peer] = sorted(pair.ratios["ours"])
-    rows = []
-    for name, measurement in measured.items():
-        row = {"program": name, "arch": config.arch, "batch_size": batch, **measurement.to_json()}
-        if name == "ours" and ratios:
-            row["ours_over_this"] = 1.0
-        elif name in ratios:
-            row["ours_over_this"] = statistics.median(ratios[name])
-            row["ours_over_this_pairs"] = ratios[name]
-        rows.append(row)
-        print(f"batch {batch:4d}  {name:22s} {measurement}", flush=True)
-    return rows
+    rows = bench.against_peers(
+        programs,
+        pairs=config.pairs,
+        items=batch,
+        unit="images/s",
+        device=device,
+        warmup=config.warmup,
+        iterations=config.iterations,
+        batch=batch,
+        shape=list(images.shape),
+        precision=config.precision,
+        mode="latency" if config.mode == "latency" else "throughput",
+    )
+    return [{"arch": config.arch, "batch_size": batch} | row for row in rows]
 
 
-def drain(loader: Loader, device: torch.device, seconds: float = 6.0) -> tuple[float, int]:
-    """Images per second of a loader alone, after its first batches."""
-    count, clock, epoch = 0, None, 0
-    while True:
-        loader.set_epoch(epoch)
-        for index, (images, _) in enumerate(loader):
-            if clock is None and (index >= 3 or epoch):
-                if device.type == "cuda":
-                    torch.cuda.synchronize(device)
-                clock = time.perf_counter()
-            elif clock is not None:
-                count += len(images)
-                if time.perf_counter() - clock > seconds:
-                    if device.type == "cuda":
-                        torch.cuda.synchronize(device)
-                    return count / (time.perf_counter() - clock), count
-        epoch += 1
-
-
-def train_from(config: BenchmarkConfig, loader: Loader, device: torch.device, seconds: float = 8.0) -> float:
+def train_from(config: BenchmarkConfig, loader: Loader, device: torch.device) -> float:
     """Images per second of training fed by a loader."""
     torch.manual_seed(config.seed)
     model = registry.build(config.arch).to(device, memory_format=torch.channels_last).train()
@@ -216,27 +181,15 @@ def train_from(config: BenchmarkConfig, loader: Loader, device: torch.device, se
     state = TrainState(model, optimizer, normalize=Normalize().to(device), precision=config.precision)
     graphed: GraphedStep | None = None
     use_graph = _engine(config, device, model) == "graph"
-    count, clock, epoch, step = 0, 0.0, 0, 0
-    while True:
-        loader.set_epoch(epoch)
-        for images, labels in loader:
-            labels = labels % 1000
-            if use_graph and graphed is None:
-                graphed = capture(state, [(images, labels)])
-            _ = graphed(([(images, labels)],)) if graphed else train_step(state, [(images, labels)])
-            step += 1
-            if step == config.warmup:
-                if device.type == "cuda":
-                    torch.cuda.synchronize(device)
-                clock = time.perf_counter()
-            elif step > config.warmup:
-                count += len(images)
-                # The host runs ahead of the GPU by a few steps at most, since the loader's buffers are finite.
-                if step % 10 == 0 and time.perf_counter() - clock > seconds:
-                    if device.type == "cuda":
-                        torch.cuda.synchronize(device)
-                    return count / (time.perf_counter() - clock)
-        epoch += 1
+
+    def step(batch: tuple[Tensor, Tensor]) -> Any:
+        nonlocal graphed
+        batch = (batch[0], batch[1] % 1000)
+        if use_graph and graphed is None:
+            graphed = capture(state, [batch])
+        return graphed(([batch],)) if graphed else train_step(state, [batch])
+
+    return bench.fed(loader, step, device, warmup=config.warmup)
 
 
 def measure_loaders(config: BenchmarkConfig, world: dist.World) -> list[dict[str, Any]]:
@@ -249,7 +202,7 @@ def measure_loaders(config: BenchmarkConfig, world: dist.World) -> list[dict[str
         config.data_backend = backend
         row: dict[str, Any] = {"loader": backend, "batch_size": config.batch_size, "workers": config.workers}
         loader = config.loader("train", splits, True, world, image_size=size)
-        row["loader_images_per_second"], row["images"] = drain(loader, world.device)
+        row["loader_images_per_second"], row["images"] = bench.drain(loader, world.device)
         loader.close()
         loader = config.loader("train", splits, True, world, image_size=size)
         row["training_images_per_second"] = train_from(config, loader, world.device)

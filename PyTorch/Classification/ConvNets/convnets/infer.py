@@ -18,6 +18,7 @@ import torch
 from dlx import config as configs
 from dlx import dist, inference, vision
 from dlx.files import atomic_path, atomic_write
+from dlx.precision import DTYPES
 
 from . import pretrained
 from .options import CONFIGS
@@ -38,9 +39,6 @@ class InferConfig:
     tolerant: bool = configs.field(False, help="report unreadable pictures and go on")
     output_dir: str = configs.field("runs/infer", help="predictions.json and the annotated pictures")
     device: str = configs.field("auto", help="auto, cpu, cuda or cuda:N")
-
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @torch.inference_mode()

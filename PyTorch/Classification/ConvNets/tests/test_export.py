@@ -17,9 +17,9 @@ from torch import nn
 
 from convnets import benchmark, export, options, pretrained, registry, serve
 from convnets.memory import Tensors
+from dlx import bench, inference
 from dlx import checkpoint as checkpoints
 from dlx import export as exports
-from dlx import inference
 from dlx import record as records
 from dlx.serve import OnnxModel
 
@@ -271,8 +271,8 @@ def test_loaders_are_measured_alone_and_in_training(tmp_path, monkeypatch):
     pictures = torch.randint(0, 256, (40, 16, 16, 3), generator=generator, dtype=torch.uint8)
     splits = {name: Tensors(name, CLASSES, pictures, torch.arange(40) % 4) for name in ("train", "val")}
     monkeypatch.setattr(options, "open_data", lambda *args, **kwargs: splits)
-    monkeypatch.setattr(benchmark, "drain", functools.partial(benchmark.drain, seconds=0.05))
-    monkeypatch.setattr(benchmark, "train_from", functools.partial(benchmark.train_from, seconds=0.05))
+    monkeypatch.setattr(bench, "drain", functools.partial(bench.drain, seconds=0.05))
+    monkeypatch.setattr(bench, "fed", functools.partial(bench.fed, seconds=0.05))
     measured(tmp_path, "--mode", "loader", "--backends", "pytorch", "--batch_sizes", "4")
     rows = records.load(tmp_path / "deep" / "record.json").fields["attachments"]["rows"]
     assert [row["loader"] for row in rows] == ["pytorch", "synthetic"]

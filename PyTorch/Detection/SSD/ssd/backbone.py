@@ -60,18 +60,18 @@ def _layers(kind: str, width: int, stride: int) -> list[tuple[int, int, int]]:
 
 
 class Backbone(nn.Module):
-    """``kind`` is basic or bottleneck, ``depths`` the numbers of blocks of the three stages."""
+    """``kind`` is basic or bottleneck, ``depths`` the numbers of blocks of the three stages, ``width`` the stem's."""
 
-    def __init__(self, kind: str, depths: Sequence[int]):
+    def __init__(self, kind: str, depths: Sequence[int], width: int = 64):
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
-        self.bn1 = BatchNormAct(64)
-        channels = 64
+        self.conv1 = nn.Conv2d(3, width, 7, 2, 3, bias=False)
+        self.bn1 = BatchNormAct(width)
+        channels = width
         for stage, (depth, first_stride) in enumerate(zip(depths, (1, 2, 1), strict=True)):
             blocks = []
             for position in range(depth):
                 stride = first_stride if position == 0 else 1
-                blocks.append(Block(channels, _layers(kind, 64 * 2**stage, stride)))
+                blocks.append(Block(channels, _layers(kind, width * 2**stage, stride)))
                 channels = blocks[-1].out_channels
             setattr(self, f"layer{stage + 1}", nn.Sequential(*blocks))
         self.out_channels = channels

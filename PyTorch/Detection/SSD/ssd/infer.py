@@ -21,14 +21,13 @@ from dlx import config as configs
 from dlx import dist, inference
 from dlx.files import atomic_path, atomic_write
 from dlx.picture_files import PictureFiles
+from dlx.precision import DTYPES
 from dlx.vision import decode_image
 
 from . import pretrained
 from .detect import DetectionModel, to_pixels, unpad
 from .drawing import draw
 from .options import CONFIGS
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass

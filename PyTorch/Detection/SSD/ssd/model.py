@@ -23,12 +23,13 @@ from .backbone import Backbone
 
 @dataclass(frozen=True)
 class SSDConfig:
-    """``squeezed`` and ``extra`` are the channels of the extra blocks' 1x1 and 3x3 convolutions."""
+    """``squeezed`` and ``extra``: channels of the extra blocks' 1x1 and 3x3 convolutions; ``width``: of the stem."""
 
     kind: str
     depths: tuple[int, int, int]
     squeezed: tuple[int, ...] = (256, 256, 128, 128, 128)
     extra: tuple[int, ...] = (512, 512, 256, 256, 256)
+    width: int = 64
 
 
 class ExtraBlock(nn.Module):
@@ -78,7 +79,7 @@ class SSD(nn.Module):
     def __init__(self, config: SSDConfig, num_classes: int = 80):
         super().__init__()
         self.config, self.num_classes = config, num_classes
-        self.backbone = Backbone(config.kind, config.depths)
+        self.backbone = Backbone(config.kind, config.depths, config.width)
         channels = [self.backbone.out_channels, *config.extra]
         self.extra = nn.ModuleList(
             ExtraBlock(channels[index], config.squeezed[index], channels[index + 1], halves=index < HALVED - 1)

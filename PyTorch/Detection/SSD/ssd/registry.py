@@ -22,6 +22,7 @@ class Architecture:
 
 
 COMPACT = {"squeezed": (128, 128, 64, 64, 64), "extra": (256, 256, 128, 128, 128)}
+SMALL = {"squeezed": (64, 64, 64, 64, 64), "extra": (128, 128, 128, 128, 128), "width": 32}
 
 ARCHITECTURES: dict[str, Architecture] = {
     # fmt: off
@@ -31,6 +32,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "ssd300_resnet101": Architecture(SSDConfig("bottleneck", (3, 4, 23)), 41_887_030),
     "ssd300_resnet152": Architecture(SSDConfig("bottleneck", (3, 8, 36)), 57_530_678),
     "ssd300_compact": Architecture(SSDConfig("basic", (2, 2, 2), **COMPACT), 8_201_654),
+    "ssd300_small": Architecture(SSDConfig("basic", (2, 2, 2), **SMALL), 4_050_838),
     # fmt: on
 }
 

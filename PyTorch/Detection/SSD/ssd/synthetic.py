@@ -14,19 +14,27 @@ from .splits import AnySplit, Synthetic
 OBJECTS = 8
 
 
+def random_objects(
+    batch: int, count: int, num_classes: int, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Boxes (batch, count, 4) of 0.1 to 0.5 of the picture a side, and labels (batch, count) from 1 on."""
+    sides = 0.1 + 0.4 * torch.rand((batch, count, 2), generator=generator)
+    corners = torch.rand((batch, count, 2), generator=generator) * (1 - sides)
+    return torch.cat([corners, corners + sides], -1), torch.randint(
+        1, num_classes + 1, (batch, count), generator=generator
+    )
+
+
 class SyntheticLoader(Loader):
     """One batch, made once and given again and again."""
 
     def __init__(self, split: AnySplit, plan: Plan, device: torch.device, *, size: int, train: bool) -> None:
         super().__init__(split, plan, device)
         generator = torch.Generator().manual_seed(plan.seed + plan.rank)
-        shape = (plan.batch_size, split.objects if isinstance(split, Synthetic) else OBJECTS)
+        count = split.objects if isinstance(split, Synthetic) else OBJECTS
         images = torch.randint(256, (plan.batch_size, 3, size, size), dtype=torch.uint8, generator=generator)
-        sides = 0.1 + 0.4 * torch.rand((*shape, 2), generator=generator)
-        corners = torch.rand((*shape, 2), generator=generator) * (1 - sides)
-        labels = torch.randint(1, len(split.classes) + 1, shape, generator=generator)
         images = images.contiguous(memory_format=torch.channels_last)
-        batch = Batch(images, torch.cat([corners, corners + sides], -1), labels)
+        batch = Batch(images, *random_objects(plan.batch_size, count, len(split.classes), generator))
         self.batch = Batch(*(tensor.to(device) for tensor in batch))
         self.train = train
 

@@ -83,12 +83,12 @@ def test_too_small_pictures_are_refused():
 # ------------------------------------------------------------------------------------------- parameters
 
 
-def counted(kind: str, depths: tuple[int, ...], classes: int, squeezed, extra) -> int:
+def counted(kind: str, depths: tuple[int, ...], classes: int, squeezed, extra, stem: int = 64) -> int:
     """Parameters by arithmetic alone: k*k*in*out per convolution, two per channel of a norm, biases of heads."""
-    total = 7 * 7 * 3 * 64 + 2 * 64
-    channels = 64
+    total = 7 * 7 * 3 * stem + 2 * stem
+    channels = stem
     for stage, depth in enumerate(depths):
-        width = 64 * 2**stage
+        width = stem * 2**stage
         out = width if kind == "basic" else 4 * width
         for block in range(depth):
             if kind == "basic":
@@ -108,6 +108,7 @@ def counted(kind: str, depths: tuple[int, ...], classes: int, squeezed, extra) -
 
 WIDE = ((256, 256, 128, 128, 128), (512, 512, 256, 256, 256))
 HALF = ((128, 128, 64, 64, 64), (256, 256, 128, 128, 128))
+NARROW = ((64,) * 5, (128,) * 5, 32)
 
 
 @pytest.mark.parametrize(
@@ -119,6 +120,7 @@ HALF = ((128, 128, 64, 64, 64), (256, 256, 128, 128, 128))
         ("ssd300_resnet101", "bottleneck", (3, 4, 23), WIDE),
         ("ssd300_resnet152", "bottleneck", (3, 8, 36), WIDE),
         ("ssd300_compact", "basic", (2, 2, 2), HALF),
+        ("ssd300_small", "basic", (2, 2, 2), NARROW),
     ],
 )
 def test_parameter_counts(name, kind, depths, channels):
