@@ -1,13 +1,33 @@
-"""Operations of the layers: plain PyTorch, and the GPU kernels with the rules for when they are used.
+"""What the layers call: the way of edge frames, by kernels or in plain PyTorch, and the rules for when it is taken.
 
-The kernels need Triton and a GPU, and take fp32, bf16 and fp16 (``TRITON_INTERPRET=1`` runs them on a CPU, for tests).
+``backend`` decides: a module's ``fused`` is False (plain PyTorch in the basis of paths), None (kernels where they
+apply) or True (edge frames everywhere, in plain PyTorch where there are no kernels). Kernels apply on a GPU with
+Triton, to fp32, bf16 and fp16; TRITON_INTERPRET=1 runs them on a CPU, for tests.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import os
+from collections.abc import Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import torch
 from torch import Tensor
 
+from . import frame_math, frame_tables
 from .graph import Graph
+
+if TYPE_CHECKING:
+    from .model.attention import AttentionBlockSE3
+    from .model.convolution import ConvSE3
+    from .model.fiber import Fiber
+    from .model.geometry import Geometry
+
+Columns = list[tuple[int, list[int]]]
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def segment_sum_plain(values: Tensor, graph: Graph) -> Tensor:
@@ -22,9 +42,169 @@ def segment_softmax_plain(scores: Tensor, graph: Graph) -> Tensor:
         0, index, scores.detach(), "amax", include_self=False
     )
     weights = (scores - largest[graph.dst]).exp()
-    total = segment_sum_plain(weights, graph)
-    return weights / total[graph.dst]
+    return weights / segment_sum_plain(weights, graph)[graph.dst]
 
 
-def use_kernels(values: Tensor) -> bool:
-    return False
+@functools.cache
+def _has_kernels(device_type: str) -> bool:
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    return (device_type == "cuda" or interpreted) and importlib.util.find_spec("triton") is not None
+
+
+def kernels_apply(values: Tensor) -> bool:
+    """Whether the kernels take tensors of this device and type."""
+    return values.dtype in DTYPES and _has_kernels(values.device.type)
+
+
+def backend(values: Tensor, fused: bool | None) -> ModuleType | None:
+    """The operations to use: ``fast_ops``, ``frame_math``, or None for the basis of paths."""
+    if fused is False:
+        return None
+    if kernels_apply(values):
+        from . import fast_ops  # imports Triton
+
+        return fast_ops
+    return frame_math if fused else None
+
+
+def compute_dtype(values: Tensor) -> torch.dtype:
+    """The type that a product of these values has, under autocast or not."""
+    if torch.is_autocast_enabled(values.device.type) and values.dtype != torch.float64:
+        return torch.get_autocast_dtype(values.device.type)
+    return values.dtype
+
+
+def supports(hidden: int) -> bool:
+    """Whether the kernels take radial profiles of this width."""
+    return hidden >= 16 and hidden & (hidden - 1) == 0
+
+
+def segment_sum(values: Tensor, graph: Graph, fused: bool | None) -> Tensor:
+    """(E, ...) -> (N, ...) by a kernel that needs no atomics where it applies."""
+    if fused is False or not kernels_apply(values):
+        return segment_sum_plain(values, graph)
+    from . import fast_ops
+
+    return fast_ops.segment_sum(values.flatten(1), graph.row_start, graph.dst).unflatten(1, values.shape[1:])
+
+
+def norm(values: Tensor, weight: Tensor, bias: Tensor, eps: float, clamp: float) -> Tensor:
+    """One degree of ``NormSE3`` by the kernel."""
+    from . import fast_ops
+
+    return fast_ops.norm(values, weight, bias, eps, clamp)
+
+
+@functools.cache
+@torch.inference_mode(False)
+def _column_table(columns: tuple[tuple[int, tuple[int, ...]], ...], device: str) -> tuple[Tensor, Tensor, int]:
+    """(columns of all channels, the order that sorts all components by column, width of a row)."""
+    first = [column for _, places in columns for column in places]
+    every = [place + k for degree, places in columns for place in places for k in range(2 * degree + 1)]
+    table, order = torch.tensor(first, dtype=torch.int32), torch.tensor(every).argsort()
+    return table.to(device), order.to(device), len(every)
+
+
+@functools.cache
+@torch.inference_mode(False)
+def _row_table(rows: tuple[int, ...], device: str) -> Tensor:
+    return torch.tensor(rows, dtype=torch.int32).to(device)
+
+
+def _frozen(columns: Columns) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    return tuple((degree, tuple(places)) for degree, places in columns)
+
+
+def packed_messages(
+    conv: ConvSE3, node_feats: Mapping[str, Tensor], edge_feats: Mapping[str, Tensor], graph: Graph, geometry: Geometry,
+    columns: Columns,
+) -> Tensor:  # fmt: skip
+    """All messages of a convolution by way of the edges' frames, one row per edge: (E, numbers of a message).
+
+    ``columns``: per output degree, the column of the first component of every channel.
+    """
+    radial, first = conv.conv.radial_func, next(iter(node_feats.values()))
+    device, dtype = first.device, compute_dtype(first)
+    ops, plan = backend(first, conv.fused), frame_tables.plan_of(radial)
+    hidden = radial(edge_feats["0"].squeeze(-1)).to(dtype)
+    exact = radial.weights.dtype == torch.float64
+    weights = ops.mix_rows(radial.weights, *plan.tables(device, exact), dtype)
+    x = _into_frames(conv, node_feats, edge_feats, graph, geometry, plan, dtype, ops)
+    parts: dict[int, Tensor] = {}
+    for trunk, own in zip(plan.trunks, weights.split([len(trunk.index) for trunk in plan.trunks]), strict=True):
+        blocks = [number for block in trunk.blocks for number in vars(block).values()]
+        rows = sum(block.outputs * (2 if block.m else 1) for block in trunk.blocks)
+        offset = 0 if trunk.group not in parts else None
+        part = ops.conv(x, hidden[:, trunk.trunk], own, blocks, rows)
+        parts[trunk.group] = part if offset == 0 else _add_rows(parts[trunk.group], part)
+    rows_before, row_maps = 0, []
+    for group, layout in enumerate(plan.groups):
+        for degree in layout.fiber.degrees:
+            reach = len(parts[group])
+            row_maps += [row + rows_before if 0 <= row < reach else -1 for row in layout.row_map(degree)]
+        rows_before += len(parts[group])
+    y = torch.cat([parts[group] for group in range(len(plan.groups))])
+    table, order, width = _column_table(_frozen(columns), str(device))
+    spec = [number for degree, places in columns for number in (degree, len(places))]
+    packed = ops.from_frame(y, geometry.rotations, table, _row_table(tuple(row_maps), str(device)), spec, width)
+    if geometry.degenerate is None:
+        return packed
+    some = geometry.degenerate  # no direction, so no frame: the basis of paths has only J = 0 there
+    features = {degree: value[some] for degree, value in conv.sources(node_feats, edge_feats, graph.src).items()}
+    messages = conv.conv(features, edge_feats["0"][some].squeeze(-1), geometry.part(some))
+    rows = torch.cat([messages[str(degree)].flatten(1) for degree, _ in columns], 1)[:, order]
+    return packed.index_copy(0, some, rows.to(packed.dtype))
+
+
+def _add_rows(total: Tensor, part: Tensor) -> Tensor:
+    """Sum of matrices whose rows begin alike: a trunk of low input degrees reaches fewer components."""
+    if len(total) < len(part):
+        total, part = part, total
+    return torch.cat([total[: len(part)] + part, total[len(part) :]])
+
+
+def _into_frames(
+    conv, node_feats, edge_feats, graph: Graph, geometry: Geometry, plan, dtype: torch.dtype, ops
+) -> Tensor:
+    """The sources' features in the frames: (rows of ``plan.inputs``, E)."""
+    fiber = plan.inputs.fiber
+    if any(degree and conv.fiber_edge[degree] for degree in fiber.degrees):
+        features, gather = conv.sources(node_feats, edge_feats, graph.src), (None, None, None)
+    else:
+        features, gather = node_feats, (graph.src, *graph.by_source)
+    x = torch.cat([features[str(degree)].to(dtype).flatten(1) for degree in fiber.degrees], 1)
+    table, _, _ = _column_table(_frozen(frame_tables.plain_columns(fiber)), str(x.device))
+    row_maps = tuple(row for degree in fiber.degrees for row in plan.inputs.row_map(degree))
+    spec = [number for element in fiber for number in element]
+    arguments = (geometry.rotations, table, _row_table(row_maps, str(x.device)), spec, plan.inputs.rows)
+    return ops.to_frame(x, *gather, *arguments)
+
+
+def unpack(packed: Tensor, fiber: Fiber) -> dict[str, Tensor]:
+    """(rows, numbers) with degrees one after the other -> {degree: (rows, C, 2 d + 1)}."""
+    sizes = [channels * (2 * degree + 1) for degree, channels in fiber]
+    parts = packed.split(sizes, 1)
+    return {
+        str(degree): part.unflatten(1, (channels, 2 * degree + 1))
+        for (degree, channels), part in zip(fiber, parts, strict=True)
+    }
+
+
+def attention_block(
+    block: AttentionBlockSE3, node_feats: Mapping[str, Tensor], edge_feats: Mapping[str, Tensor],
+    query: Mapping[str, Tensor], graph: Graph, geometry: Geometry,
+) -> dict[str, Tensor]:  # fmt: skip
+    """Keys, values and attention of a block without unpacking them: {degree: (N, value channels, 2 d + 1)}."""
+    attention, conv = block.attention, block.to_key_value
+    heads = attention.num_heads
+    columns = frame_tables.head_columns(block.value_fiber, block.key_fiber, heads)
+    kv = packed_messages(conv, node_feats, edge_feats, graph, geometry, columns)
+    q = block.key_fiber.to_attention_heads(query, heads).flatten(1).to(kv.dtype)
+    sizes = (heads, block.value_fiber.num_features // heads, block.key_fiber.num_features // heads)
+    ops = backend(kv, conv.fused)
+    out = ops.attention(q, kv, graph.row_start, graph.dst, *sizes, attention.scale).unflatten(1, (heads, sizes[1]))
+    widths = [channels // heads * (2 * degree + 1) for degree, channels in block.value_fiber]
+    return {
+        str(degree): part.unflatten(2, (channels // heads, 2 * degree + 1)).flatten(1, 2)
+        for (degree, channels), part in zip(block.value_fiber, out.split(widths, 2), strict=True)
+    }

@@ -90,7 +90,7 @@ class AttentionBlockSE3(nn.Module):
         conv = self.to_key_value
         geometry = basis if isinstance(basis, Geometry) else Geometry(graph.relative_pos, conv.max_degree, basis)
         query = self.to_query(node_features)
-        if conv.uses_kernels(node_features, geometry):
+        if conv.uses_frames(node_features, geometry):
             attended = ops.attention_block(self, node_features, edge_features, query, graph, geometry)
         else:
             messages = conv(node_features, edge_features, graph, geometry)

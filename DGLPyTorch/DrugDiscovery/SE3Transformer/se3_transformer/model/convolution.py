@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .. import convert, ops
+from .. import convert, frame_tables, ops
 from ..graph import Graph
 from .basis import Basis
 from .fiber import Fiber, degree_to_dim
@@ -129,20 +129,20 @@ class ConvSE3(nn.Module):
         messages = self.messages(node_feats, edge_feats, graph, geometry)
         return {degree: self._finish(degree, value, node_feats, graph) for degree, value in messages.items()}
 
-    def uses_kernels(self, features: Mapping[str, Tensor], geometry: Geometry) -> bool:
-        """Whether this call goes through the kernels."""
-        values = list(features.values())
-        allowed = self.fused is not False and not geometry.has_own_basis and not geometry.relative_pos.requires_grad
-        return allowed and ops.use_kernels(values[0]) and ops.supports(self.conv.radial_func)
+    def uses_frames(self, features: Mapping[str, Tensor], geometry: Geometry) -> bool:
+        """Whether this call goes by way of the edges' frames."""
+        first = next(iter(features.values()))
+        # Given bases are to be used, and gradients of positions come from the basis of paths alone.
+        allowed = not geometry.has_own_basis and not geometry.relative_pos.requires_grad
+        return allowed and ops.supports(self.conv.radial_func.mid_dim) and ops.backend(first, self.fused) is not None
 
     def messages(
         self, node_feats: Mapping[str, Tensor], edge_feats: Mapping[str, Tensor], graph: Graph, geometry: Geometry
     ) -> dict[str, Tensor]:
         """{degree: (E, C_out, 2 o + 1)}."""
-        if self.uses_kernels(node_feats, geometry):
-            packed = ops.packed_messages(
-                self, node_feats, edge_feats, graph, geometry, ops.plain_layout(self.fiber_out)
-            )
+        if self.uses_frames(node_feats, geometry):
+            columns = frame_tables.plain_columns(self.fiber_out)
+            packed = ops.packed_messages(self, node_feats, edge_feats, graph, geometry, columns)
             return ops.unpack(packed, self.fiber_out)
         if not self.low_memory:
             return self._part(node_feats, edge_feats, graph.src, geometry)
@@ -175,8 +175,7 @@ class ConvSE3(nn.Module):
         kernel = self.to_kernel_self[degree] if self.self_interaction and degree in self.to_kernel_self else None
         if not self.pool:
             return messages if kernel is None else messages + (kernel @ node_feats[degree])[graph.dst]
-        fused = self.fused is not False and ops.use_kernels(messages)
-        output = ops.segment_sum(messages, graph) if fused else ops.segment_sum_plain(messages, graph)
+        output = ops.segment_sum(messages, graph, self.fused)
         if kernel is not None:  # once per incoming edge
             own = kernel @ node_feats[degree]
             output = output + own * graph.in_degrees.view(-1, 1, 1).to(own.dtype)

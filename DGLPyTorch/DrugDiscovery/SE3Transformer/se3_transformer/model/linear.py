@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .fiber import Fiber
@@ -25,4 +26,5 @@ class LinearSE3(nn.Module):
         )
 
     def forward(self, features: Mapping[str, Tensor], *args, **kwargs) -> dict[str, Tensor]:
-        return {degree: weight @ features[degree] for degree, weight in self.weights.items()}
+        # The components as rows: one large product per degree instead of one small one per node.
+        return {degree: F.linear(features[degree].mT, weight).mT for degree, weight in self.weights.items()}

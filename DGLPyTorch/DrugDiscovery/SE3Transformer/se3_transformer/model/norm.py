@@ -42,16 +42,16 @@ class NormSE3(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(self, features: Mapping[str, Tensor], *args, **kwargs) -> dict[str, Tensor]:
-        values = [features[str(degree)] for degree in self.fiber.degrees]
-        if self.fused is not False and isinstance(self.nonlinearity, nn.ReLU) and ops.use_kernels(values[0]):
-            outputs = ops.norm(values, self.group_norm.weight, self.group_norm.bias, self.eps, NORM_CLAMP)
-            return {str(degree): output for degree, output in zip(self.fiber.degrees, outputs, strict=True)}
+        output = {}
         weights = self.group_norm.weight.split(self.fiber.channels)
         biases = self.group_norm.bias.split(self.fiber.channels)
-        return {
-            str(degree): self._normalize(value, weight, bias)
-            for degree, value, weight, bias in zip(self.fiber.degrees, values, weights, biases, strict=True)
-        }
+        for degree, weight, bias in zip(self.fiber.degrees, weights, biases, strict=True):
+            value = features[str(degree)]
+            if self.fused is not False and isinstance(self.nonlinearity, nn.ReLU) and ops.kernels_apply(value):
+                output[str(degree)] = ops.norm(value, weight, bias, self.eps, NORM_CLAMP)
+            else:
+                output[str(degree)] = self._normalize(value, weight, bias)
+        return output
 
     def _normalize(self, value: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         # The gradient of a length at the zero vector is undefined; clamping the square first makes it zero.

@@ -1,0 +1,208 @@
+"""Index tables of convolution in edge frames (``model.frames``): where each number lies, for any fibers.
+
+In an edge's frame only components of one |m| meet, so features are kept by component: the rows of a (rows, E) matrix
+hold, for m = 0, +1, -1, +2, -2 ..., all channels of the degrees >= |m|, in order of degrees. Rows that no kernel reads
+or writes do not exist.
+
+The numbers a and b of each pair of channels follow from the radial profile's paths: row r of the weights in frames is
+``sum over k of coefficients[r, k] * weights[index[r, k]]``; row (block, input row, a or b, output row) of a block m.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .model.fiber import Fiber, degree_to_dim
+from .model.frames import path_to_frame
+from .model.radial import Pair, RadialProfile
+
+
+class Layout:
+    """Rows of a fiber's components with |m| <= reach."""
+
+    def __init__(self, fiber: Fiber, reach: int):
+        self.fiber, self.reach = fiber, min(reach, fiber.max_degree)
+        self.first: dict[tuple[int, int], int] = {}  # (degree, m) -> row of its first channel
+        row = 0
+        for order in range(self.reach + 1):
+            for m in (0,) if order == 0 else (order, -order):
+                for degree, channels in fiber:
+                    if degree >= order:
+                        self.first[degree, m] = row
+                        row += channels
+        self.rows = row
+
+    def start(self, m: int, degrees: list[int]) -> int:
+        """The row where component m of these consecutive degrees begins."""
+        return self.first[next(degree for degree in degrees if degree >= abs(m)), m]
+
+    def count(self, m: int, degrees: list[int]) -> int:
+        """Channels of these degrees that have a component m."""
+        return sum(self.fiber[degree] for degree in degrees if degree >= abs(m))
+
+    def row_map(self, degree: int) -> list[int]:
+        """Rows of the components m = -degree ... degree of a degree's first channel, -1 where there are none."""
+        return [self.first.get((degree, m), -1) for m in range(-degree, degree + 1)]
+
+
+@dataclass(frozen=True)
+class Block:
+    """One |m| of a trunk's kernels: ``inputs`` rows from ``x_plus`` (and ``x_minus``) lead to ``outputs`` rows.
+
+    Its weights are rows ``weight`` ... of the trunk's, in the order (input, a and b, output); only a for m = 0.
+    """
+
+    m: int
+    x_plus: int
+    x_minus: int
+    inputs: int
+    y_plus: int
+    y_minus: int
+    outputs: int
+    weight: int
+
+
+@dataclass
+class TrunkPlan:
+    """The kernels that share a trunk: blocks, and the tables that make their weights."""
+
+    trunk: int
+    group: int  # the output group that the result is added to
+    blocks: list[Block]
+    index: Tensor
+    coefficients: Tensor
+
+
+@dataclass
+class Plan:
+    """Everything about a convolution's fibers and sharing. ``groups``: layouts of disjoint sets of output degrees."""
+
+    inputs: Layout
+    groups: list[Layout]
+    trunks: list[TrunkPlan]
+    index_back: Tensor  # the transposed tables, over the weights of all trunks one after the other
+    coefficients_back: Tensor
+    _placed: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
+
+    def tables(self, device: torch.device, exact: bool) -> tuple[Tensor, ...]:
+        """(index, coefficients) over all trunks and the transposed pair, on a device; float64 if ``exact``."""
+        key = f"{device} {exact}"
+        if key not in self._placed:
+            with torch.inference_mode(False):
+                widest = max(trunk.index.shape[1] for trunk in self.trunks)
+                padding = [(0, widest - trunk.index.shape[1]) for trunk in self.trunks]
+                index = torch.cat([F.pad(trunk.index, pad) for trunk, pad in zip(self.trunks, padding, strict=True)])
+                coefficients = torch.cat(
+                    [F.pad(trunk.coefficients, pad) for trunk, pad in zip(self.trunks, padding, strict=True)]
+                )
+                tables = (index, coefficients, self.index_back, self.coefficients_back)
+                self._placed[key] = tuple(
+                    table.to(device, torch.float32 if table.is_floating_point() and not exact else table.dtype)
+                    for table in tables
+                )
+        return self._placed[key]
+
+
+def plan_of(radial: RadialProfile) -> Plan:
+    """The plan of a radial profile's pairs."""
+    return make_plan(radial.fiber_in, radial.fiber_out, radial.sharing, tuple(radial.pairs))
+
+
+@functools.cache
+@torch.inference_mode(False)
+def make_plan(fiber_in: Fiber, fiber_out: Fiber, sharing: str, pairs: tuple[Pair, ...]) -> Plan:
+    inputs = Layout(fiber_in, fiber_out.max_degree)
+    split = sharing in ("output", "pair")
+    sets = [Fiber([element]) for element in fiber_out] if split else [fiber_out]
+    groups = [Layout(fiber, fiber_in.max_degree) for fiber in sets]
+    trunks, triplets, offset = [], [], 0
+    for trunk in range(1 + max(pair.trunk for pair in pairs)):
+        mine = [pair for pair in pairs if pair.trunk == trunk]
+        degrees_in = sorted({pair.degree_in for pair in mine})
+        degrees_out = sorted({pair.degree_out for pair in mine})
+        group = next(k for k, layout in enumerate(groups) if set(degrees_out) <= set(layout.fiber.degrees))
+        blocks, rows, columns, values, size = _blocks(mine, inputs, groups[group], degrees_in, degrees_out)
+        index, coefficients = _table(rows, columns, values, size)
+        trunks.append(TrunkPlan(trunk, group, blocks, index, coefficients))
+        triplets.append((rows + offset, columns, values))
+        offset += size
+    rows, columns, values = (np.concatenate(parts) for parts in zip(*triplets, strict=True))
+    back = _table(columns, rows, values, pairs[-1].rows.stop)
+    return Plan(inputs, groups, trunks, *back)
+
+
+def _blocks(pairs: list[Pair], inputs: Layout, outputs: Layout, degrees_in: list[int], degrees_out: list[int]):
+    """The blocks of a trunk, and its table as triplets (row, row of the radial weights, coefficient)."""
+    by_degrees = {(pair.degree_in, pair.degree_out): pair for pair in pairs}
+    blocks, parts, size = [], [], 0
+    for m in range(min(degrees_in[-1], degrees_out[-1]) + 1):
+        width = 2 if m else 1
+        block = Block(
+            m, inputs.start(m, degrees_in), inputs.start(-m, degrees_in), inputs.count(m, degrees_in),
+            outputs.start(m, degrees_out), outputs.start(-m, degrees_out), outputs.count(m, degrees_out), size,
+        )  # fmt: skip
+        blocks.append(block)
+        first_in = 0
+        for i in (degree for degree in degrees_in if degree >= m):
+            first_out = 0
+            for o in (degree for degree in degrees_out if degree >= m):
+                pair = by_degrees[i, o]
+                matrix = path_to_frame(i, o).numpy()
+                c_in, c_out = np.arange(pair.channels_in)[:, None], np.arange(pair.channels_out)[None]
+                for which in range(width):
+                    numbers = matrix[2 * m - 1 + which if m else 0]
+                    target = block.weight + ((first_in + c_in) * width + which) * block.outputs + first_out + c_out
+                    for path in np.flatnonzero(np.abs(numbers) > 1e-12):
+                        source = pair.start + (c_out * pair.channels_in + c_in) * pair.paths + path
+                        parts.append((target.ravel(), source.ravel(), np.full(target.size, numbers[path])))
+                first_out += pair.channels_out
+            first_in += pair.channels_in
+        size += block.inputs * width * block.outputs
+    rows, columns, values = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return blocks, rows, columns, values, size
+
+
+def _table(rows: np.ndarray, columns: np.ndarray, values: np.ndarray, size: int) -> tuple[Tensor, Tensor]:
+    """Triplets as (size, K) tables of columns (int32) and values (float64), padded with column 0 and value 0."""
+    order = np.argsort(rows, kind="stable")
+    rows, columns, values = rows[order], columns[order], values[order]
+    counts = np.bincount(rows, minlength=size)
+    place = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    index = np.zeros((size, max(1, int(counts.max(initial=0)))), np.int32)
+    coefficients = np.zeros(index.shape, np.float64)
+    index[rows, place], coefficients[rows, place] = columns, values
+    return torch.from_numpy(index), torch.from_numpy(coefficients)
+
+
+# Columns of packed messages
+
+
+def plain_columns(fiber: Fiber) -> list[tuple[int, list[int]]]:
+    """Per degree, the column of every channel's first component where degrees follow one another."""
+    found, start = [], 0
+    for degree, channels in fiber:
+        dim = degree_to_dim(degree)
+        found.append((degree, [start + channel * dim for channel in range(channels)]))
+        start += channels * dim
+    return found
+
+
+def head_columns(value_fiber: Fiber, key_fiber: Fiber, num_heads: int) -> list[tuple[int, list[int]]]:
+    """Columns of [values | keys], each with heads outermost, for the channels (values, then keys) of each degree."""
+    width = value_fiber.num_features
+    columns: dict[int, list[int]] = {degree: [] for degree in value_fiber.degrees}
+    for fiber, base in ((value_fiber, 0), (key_fiber, width)):
+        per_head, inside = fiber.num_features // num_heads, 0
+        for degree, channels in fiber:
+            dim, share = degree_to_dim(degree), channels // num_heads
+            for channel in range(channels):
+                head, place = divmod(channel, share)
+                columns[degree].append(base + head * per_head + inside + place * dim)
+            inside += share * dim
+    return sorted(columns.items())
