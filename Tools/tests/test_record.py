@@ -85,6 +85,16 @@ def test_commit(tmp_path):
     assert commit(tmp_path / "site-packages") is None
 
 
+def test_commit_of_a_copy_without_repository(tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.setenv("DLX_COMMIT", "a" * 40)
+    assert commit(tmp_path) == {"commit": "a" * 40, "dirty": False}
+    monkeypatch.setenv("DLX_COMMIT", "a" * 40 + "-dirty")
+    assert commit(tmp_path)["dirty"] is True
+    monkeypatch.delenv("DLX_COMMIT")
+    assert commit(tmp_path) is None
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
