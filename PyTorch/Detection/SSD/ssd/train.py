@@ -40,6 +40,8 @@ class Trainer(trainer.Trainer):
 
     def __init__(self, config: TrainConfig, world: dist.World):
         self.config, self.world = config, world
+        if config.batch_size < 2:
+            raise ValueError("batch_size must be at least 2: a batch norm of one cell has nothing to average over")
         with world.main_first():  # one process fetches and generates
             self.splits = config.open(num_classes=config.num_classes or registry.COCO_CLASSES)
         self.train_loader = config.loader("train", self.splits, True, world)
