@@ -48,13 +48,16 @@ def draw(image: Image.Image, boxes: np.ndarray, labels: Sequence[int], captions:
     size = max(12, round(max(picture.size) / 45))
     line = max(2, size // 6)
     font = best_font(size, "".join(captions))
-    for box, label, caption in reversed(list(zip(boxes, labels, captions, strict=True))):
-        left, top, right, bottom = (float(value) * factor for value in box)
-        colour = class_colour(int(label) - 1)
+    entries = [
+        (tuple(float(value) * factor for value in box), class_colour(int(label) - 1), caption)
+        for box, label, caption in zip(boxes, labels, captions, strict=True)
+    ]
+    for (left, top, right, bottom), colour, _ in reversed(entries):
         right, bottom = max(right - 1, left), max(bottom - 1, top)
         # With an edge of the caption's ink, a red box also shows on a red object.
         pen.rectangle((left - 1, top - 1, right + 1, bottom + 1), outline=_ink(colour), width=line + 2)
         pen.rectangle((left, top, right, bottom), outline=colour, width=line)
+    for (left, top, _, _), colour, caption in reversed(entries):  # no line may cross a caption
         _write(pen, picture.size, (left, top), caption, colour, font, size)
     return picture
 

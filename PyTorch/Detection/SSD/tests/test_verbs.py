@@ -242,7 +242,7 @@ def test_two_processes_measure_the_same(evaluated, run_folder, data_folder, tmp_
     arguments = evaluation_arguments(run_folder, data_folder, tmp_path / "two")
     done = subprocess.run(
         [sys.executable, "-m", *program, "dlx.entry", "ssd.evaluate", *arguments],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=120,
