@@ -119,10 +119,10 @@ def ssd300(checkpoint, device="cpu", arch=None):
 class ProcessingUtils:
     """Pictures in, detections out, with the calls of NVIDIA's hub; on the CPU or wherever ``device`` says."""
 
-    def __init__(self, model: SSD | None = None, crop: str = "whole"):
-        given = model.preprocessing if model is not None else Preprocessing()
+    def __init__(self, detector: SSD | None = None, crop: str = "whole"):
+        given = detector.preprocessing if detector is not None else Preprocessing()
         self.preprocessing = Preprocessing.from_dict(given.to_dict() | {"crop": crop})
-        self.classes = list(model.classes) if model is not None else loading.name_classes(80)[0]
+        self.classes = list(detector.classes) if detector is not None else loading.name_classes(80)[0]
         self.detect: dict[int, Detect] = {}
 
     def prepare_input(self, source: Any) -> np.ndarray:
@@ -182,10 +182,10 @@ class ProcessingUtils:
         return decode_image(source)
 
 
-def nvidia_ssd_processing_utils(model=None, crop="whole"):
+def nvidia_ssd_processing_utils(detector=None, crop="whole"):
     """An object with prepare_input, prepare_tensor, decode_results, pick_best and get_coco_object_dictionary.
 
-    ``model`` of one of the entries decides on classes and input size, by default COCO's and 300. The whole picture is
+    ``detector``, a model of one of the entries, decides on classes and input size, by default COCO's and 300. The whole picture is
     used; ``crop="centre"`` takes its middle square as NVIDIA's helper did. ``to_pixels`` maps boxes back.
     """
-    return ProcessingUtils(model, crop)
+    return ProcessingUtils(detector, crop)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import pickle
+import re
 import socket
 import subprocess
 import sys
@@ -351,3 +352,20 @@ assert utils.get_coco_object_dictionary()[0] == "person"
     )
     assert done.returncode == 0, done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(
+    not (ROOT / "docs" / "hub.md").is_file() or not (ROOT / "hubconf.py").is_file(),
+    reason="needs the whole repository (docs/hub.md, hubconf.py)",
+)
+def test_the_documented_snippet_runs(tmp_path, weights_file):
+    """User case O06: docs/hub.md with this repository, random weights and a picture in place of the names there."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "hub.md").read_text(), re.DOTALL)
+    code = next(block for block in blocks if "nvidia_ssd" in block)
+    Image.new("RGB", (400, 300), "red").save(tmp_path / "photo.jpg")
+    code = code.replace("path/to/this/clone", str(ROOT)).replace(", 0.4)", ", 0.02)")
+    code = code.replace('checkpoint="runs/coco"', f'checkpoint={str(weights_file)!r}, arch="{ARCH}"')
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.match(r"[a-z ]+ \d+% at \[", done.stdout)
