@@ -185,7 +185,8 @@ class ProcessingUtils:
 def nvidia_ssd_processing_utils(detector=None, crop="whole"):
     """An object with prepare_input, prepare_tensor, decode_results, pick_best and get_coco_object_dictionary.
 
-    ``detector``, a model of one of the entries, decides on classes and input size, by default COCO's and 300. The whole picture is
-    used; ``crop="centre"`` takes its middle square as NVIDIA's helper did. ``to_pixels`` maps boxes back.
+    ``detector``, a model of one of the entries, decides on classes and input size; by default they are COCO's and 300.
+    The whole picture is used; ``crop="centre"`` takes its middle square as NVIDIA's helper did. ``to_pixels`` maps
+    boxes back.
     """
     return ProcessingUtils(detector, crop)
