@@ -93,6 +93,13 @@ def test_perfect_nothing_and_no_objects():
     assert math.isnan(evaluate(annotate([[], []]), perfect)["map"])
 
 
+@pytest.mark.parametrize(("misses", "recall"), [(99, 1.0), (100, 0.0)])
+def test_a_hundred_detections_of_a_picture_count(misses, recall):
+    truth = annotate([[(0, 0, 100, 100, 1)]])
+    rows = [(0, 150, 150, 160, 160, 1, 0.9)] * misses
+    assert evaluate(truth, detections(*rows, (0, 0, 0, 100, 100, 1, 0.5)))["recall_100"] == recall
+
+
 def test_a_crowd_is_neither_hit_nor_miss():
     truth = annotate([[(0, 0, 100, 100, 1), (100, 0, 200, 200, 1, 1)]])
     found = detections((0, 110, 10, 150, 60, 1, 0.9), (0, 0, 0, 100, 100, 1, 0.8))

@@ -99,6 +99,12 @@ def test_assignment_is_that_of_brute_force(seed):
     assert (found >= 0).any()
 
 
+def test_an_overlap_of_half_is_not_enough():
+    """One default box is the object, two more overlap it by exactly a half and by a little more."""
+    anchors = torch.tensor([[0.0, 0.0, 0.5, 1.0], [0.0, 0.0, 0.5, 0.5], [0.0, 0.0, 0.5, 0.53125]])
+    assert assign(anchors[:1][None], torch.tensor([[1]]), anchors).tolist() == [[0, -1, 0]]
+
+
 def test_every_object_has_a_default_box_of_its_own():
     """Also the smallest: no default box overlaps it by half."""
     boxes = torch.tensor([[[0.500, 0.500, 0.503, 0.504], [0.1, 0.1, 0.9, 0.9], [0.2, 0.7, 0.23, 0.78]]])
