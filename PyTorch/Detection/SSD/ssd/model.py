@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlx.norm import BatchNormAct
@@ -46,6 +47,10 @@ class ExtraBlock(nn.Module):
         return self.bn2(self.conv2(self.bn1(self.conv1(x))))
 
 
+# A GPU's matrix units take 16-bit channels in eights; cuDNN pads others in passes of its own over the whole map.
+MATRIX_CHANNELS = 8
+
+
 class Head(nn.Conv2d):
     """Offsets and class scores of every default box of a map: N C H W -> N (H W boxes) (4 + classes).
 
@@ -67,7 +72,13 @@ class Head(nn.Conv2d):
         return per_box[:, :4], per_box[:, 4:]
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).permute(0, 2, 3, 1).reshape(x.shape[0], -1, self.num_outputs)
+        missing = -self.out_channels % MATRIX_CHANNELS
+        if missing and x.is_cuda and not torch.compiler.is_exporting():
+            weight, bias = F.pad(self.weight, (0, 0, 0, 0, 0, 0, 0, missing)), F.pad(self.bias, (0, missing))
+            found = F.conv2d(x, weight, bias, padding=1)[:, : self.out_channels]
+        else:
+            found = super().forward(x)
+        return found.permute(0, 2, 3, 1).reshape(x.shape[0], -1, self.num_outputs)
 
 
 class SSD(nn.Module):

@@ -17,8 +17,8 @@ from PIL import Image, ImageDraw
 import dlx
 import ssd
 from dlx import checkpoint as checkpoints
-from dlx import dist, optim
 from dlx import config as configs
+from dlx import dist, optim
 from dlx import record as records
 from dlx.inputs import Normalize
 from dlx.precision import LossScaler
