@@ -61,3 +61,30 @@ def pad_to_bucket(batch: Batch, steps: int = 8) -> Batch:
     """``pad`` to the next bucket of nodes and edges."""
     graph = batch.graph
     return pad(batch, bucket(graph.num_nodes + 1, steps), bucket(graph.num_edges, steps))
+
+
+def to_tensors(batch: Batch) -> dict[str, Tensor]:
+    """The batch as a flat dictionary of tensors, for code that copies or captures nestings of tensors.
+
+    ValueError unless the batch promises that no edge has length zero: looking for one would wait for the device.
+    """
+    graph = batch.graph
+    if graph.degenerate is not None:
+        raise ValueError("the batch must promise that no edge has length zero (Graph.degenerate is None)")
+    tensors = {"edge_index": graph.edge_index, "batch": graph.batch, "relative_pos": graph.relative_pos}
+    tensors |= {f"node:{degree}": value for degree, value in batch.node_feats.items()}
+    tensors |= {f"edge:{degree}": value for degree, value in batch.edge_feats.items()}
+    return tensors | ({} if batch.targets is None else {"targets": batch.targets})
+
+
+def from_tensors(tensors: dict[str, Tensor], num_graphs: int) -> Batch:
+    """The batch again. What it derives (where each node's edges begin, frames) is made anew, inside a capture too."""
+    feats = {
+        kind: {key.removeprefix(f"{kind}:"): value for key, value in tensors.items() if key.startswith(f"{kind}:")}
+        for kind in ("node", "edge")
+    }
+    count = len(tensors["batch"])
+    graph = Graph(
+        tensors["edge_index"], count, tensors["batch"], num_graphs, tensors["relative_pos"], degenerate=None
+    )
+    return Batch(graph, feats["node"], feats["edge"], tensors.get("targets"))

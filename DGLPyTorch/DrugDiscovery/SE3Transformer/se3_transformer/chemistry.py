@@ -177,3 +177,32 @@ def _read_xyz(path: Path) -> list[Molecule]:
     if not found:
         raise ValueError(f"{path}: holds no molecule")
     return found
+
+
+def draw(molecule: Molecule, lines: list[str], size: tuple[int, int] = (480, 420)) -> bytes:
+    """A PNG of the structure in two dimensions with ``lines`` below it."""
+    chem = _rdkit()
+    from rdkit.Chem import rdDepictor
+    from rdkit.Chem.Draw import rdMolDraw2D
+
+    editable = chem.RWMol()
+    for number in molecule.numbers:
+        editable.AddAtom(chem.Atom(int(number)))
+    kinds = [chem.BondType.SINGLE, chem.BondType.DOUBLE, chem.BondType.TRIPLE, chem.BondType.AROMATIC]
+    for first, second, kind in molecule.bonds.tolist():
+        editable.AddBond(first, second, kinds[kind])
+        if kind == kinds.index(chem.BondType.AROMATIC):
+            for atom in (first, second):
+                editable.GetAtomWithIdx(atom).SetIsAromatic(True)
+    # Charges are not kept, so valences may look wrong: draw what is there without judging it.
+    plain = chem.RemoveHs(editable.GetMol(), sanitize=False) if len(molecule.numbers) > 4 else editable.GetMol()
+    plain.UpdatePropertyCache(strict=False)
+    chem.FastFindRings(plain)
+    rdDepictor.Compute2DCoords(plain)
+    canvas = rdMolDraw2D.MolDraw2DCairo(*size)
+    canvas.drawOptions().legendFraction = min(0.5, 0.08 * len(lines) + 0.02)
+    canvas.drawOptions().legendFontSize = 20
+    canvas.drawOptions().prepareMolsBeforeDrawing = False
+    canvas.DrawMolecule(plain, legend="\n".join(lines))
+    canvas.FinishDrawing()
+    return canvas.GetDrawingText()

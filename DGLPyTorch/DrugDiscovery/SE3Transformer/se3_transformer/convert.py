@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from .model.radial import Pair, RadialProfile
@@ -121,3 +121,12 @@ def convert_norm(fiber_degrees: list[int], state_dict: dict[str, Tensor], prefix
         keys = [f"{prefix}layer_norms.{degree}.{leaf}" for degree in fiber_degrees]
         if all(key in state_dict for key in keys):
             state_dict[f"{prefix}group_norm.{leaf}"] = torch.cat([state_dict.pop(key) for key in keys])
+
+
+def to_canonical(model: nn.Module, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict of any layout in this package's, for this model, whose layers take over the sharing found."""
+    converted = strip_prefixes(state_dict)
+    for name, module in model.named_modules():
+        if hasattr(module, "convert_state_dict"):
+            module.convert_state_dict(converted, f"{name}." if name else "")
+    return converted

@@ -95,9 +95,9 @@ class Graph:
         return order.int(), _starts(ordered, self.num_nodes)
 
     @functools.cached_property
-    def graph_sizes(self) -> Tensor:
-        """(G,) nodes of each graph."""
-        return _starts(self.batch, self.num_graphs).diff()
+    def graph_start(self) -> Tensor:
+        """(G + 1,) int32: the nodes of graph g are graph_start[g] ... graph_start[g + 1] - 1."""
+        return _starts(self.batch, self.num_graphs)
 
     def edge_values(self, value: Tensor) -> Tensor:
         """A tensor of the caller's edges (E, ...) in this graph's order."""
@@ -115,7 +115,7 @@ class Graph:
             move(self.edge_index), self.num_nodes, move(self.batch), self.num_graphs, move(self.relative_pos),
             move(self.order), move(self.degenerate),
         )  # fmt: skip
-        for name in ("row_start", "in_degrees", "by_source", "graph_sizes"):
+        for name in ("row_start", "in_degrees", "by_source", "graph_start"):
             if name in self.__dict__:
                 value = self.__dict__[name]
                 moved.__dict__[name] = tuple(move(v) for v in value) if isinstance(value, tuple) else move(value)

@@ -79,13 +79,16 @@ def supports(hidden: int) -> bool:
     return hidden >= 16 and hidden & (hidden - 1) == 0
 
 
-def segment_sum(values: Tensor, graph: Graph, fused: bool | None) -> Tensor:
-    """(E, ...) -> (N, ...) by a kernel that needs no atomics where it applies."""
+def segment_sum(values: Tensor, start: Tensor, index: Tensor, fused: bool | None) -> Tensor:
+    """(rows, ...) -> (segments, ...): sums over rows start[s] ... start[s + 1] - 1; ``index`` names each row's segment.
+
+    By a kernel without atomics where it applies.
+    """
     if fused is False or not kernels_apply(values):
-        return segment_sum_plain(values, graph)
+        return values.new_zeros(len(start) - 1, *values.shape[1:]).index_add(0, index, values)
     from . import fast_ops
 
-    return fast_ops.segment_sum(values.flatten(1), graph.row_start, graph.dst).unflatten(1, values.shape[1:])
+    return fast_ops.segment_sum(values.flatten(1), start, index).unflatten(1, values.shape[1:])
 
 
 def norm(values: Tensor, weight: Tensor, bias: Tensor, eps: float, clamp: float) -> Tensor:

@@ -145,7 +145,8 @@ def get_basis(
     Without ``compute_gradients`` they are constants of the graph and can be kept. ``amp`` returns fp16.
     ``use_pad_trick`` is accepted for callers of the reference package and changes nothing.
     """
-    with torch.set_grad_enabled(compute_gradients and torch.is_grad_enabled()):
+    exactly = torch.autocast(relative_pos.device.type, enabled=False)
+    with exactly, torch.set_grad_enabled(compute_gradients and torch.is_grad_enabled()):
         harmonics = spherical_harmonics(2 * max_degree, relative_pos)
         degrees = range(max_degree + 1)
         basis = {f"{i},{o}": pair_basis(i, o, harmonics) for i in degrees for o in degrees}

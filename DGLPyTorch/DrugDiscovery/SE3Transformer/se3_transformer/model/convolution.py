@@ -110,8 +110,12 @@ class ConvSE3(nn.Module):
                 }
             )
 
-    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
+    def convert_state_dict(self, state_dict: dict[str, Tensor], prefix: str) -> None:
+        """Bring this layer's entries of a reference layout into ours, in place."""
         convert.convert_convolution(self.conv.radial_func, state_dict, prefix)
+
+    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
+        self.convert_state_dict(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(
@@ -175,7 +179,7 @@ class ConvSE3(nn.Module):
         kernel = self.to_kernel_self[degree] if self.self_interaction and degree in self.to_kernel_self else None
         if not self.pool:
             return messages if kernel is None else messages + (kernel @ node_feats[degree])[graph.dst]
-        output = ops.segment_sum(messages, graph, self.fused)
+        output = ops.segment_sum(messages, graph.row_start, graph.dst, self.fused)
         if kernel is not None:  # once per incoming edge
             own = kernel @ node_feats[degree]
             output = output + own * graph.in_degrees.view(-1, 1, 1).to(own.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
 import torch
@@ -50,6 +51,10 @@ class Geometry:
         found = (self.relative_pos.square().sum(-1) <= TINY**2).nonzero().squeeze(-1) if self._degenerate else []
         return found if len(found) else None
 
+    def _exactly(self) -> contextlib.AbstractContextManager:
+        """Angles are computed in the positions' own type, also under autocast."""
+        return torch.autocast(self.relative_pos.device.type, enabled=False)
+
     @functools.cached_property
     def _harmonics(self) -> list[Tensor]:
         return spherical_harmonics(2 * self.max_degree, self.relative_pos)
@@ -62,13 +67,15 @@ class Geometry:
                 raise ValueError(f"the given basis lacks {key!r}; it has {', '.join(self._pairs)}")
             return self._pairs[key][..., : 2 * degree_out + 1]  # the reference package may have padded it
         if key not in self._cache:
-            self._cache[key] = pair_basis(degree_in, degree_out, self._harmonics)
+            with self._exactly():
+                self._cache[key] = pair_basis(degree_in, degree_out, self._harmonics)
         return self._cache[key]
 
     @functools.cached_property
     def rotations(self) -> Tensor:
         """(E, sum of (2 l + 1)^2): the matrices D_0 ... D_max of every edge, row-major, one after the other."""
-        matrices = frames.wigner_matrices(frames.rotation_to_axis(self.relative_pos), self.max_degree)
+        with self._exactly():
+            matrices = frames.wigner_matrices(frames.rotation_to_axis(self.relative_pos), self.max_degree)
         return torch.cat([matrix.flatten(1) for matrix in matrices], 1).contiguous()
 
     def part(self, edges: Tensor) -> Geometry:

@@ -37,8 +37,12 @@ class NormSE3(nn.Module):
         self.group_norm = Affine(sum(fiber.channels))
         self.fused: bool | None = None
 
-    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
+    def convert_state_dict(self, state_dict: dict[str, Tensor], prefix: str) -> None:
+        """Bring this layer's entries of a reference layout into ours, in place."""
         convert.convert_norm(self.fiber.degrees, state_dict, prefix)
+
+    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
+        self.convert_state_dict(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(self, features: Mapping[str, Tensor], *args, **kwargs) -> dict[str, Tensor]:

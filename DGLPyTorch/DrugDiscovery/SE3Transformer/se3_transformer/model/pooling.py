@@ -7,6 +7,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from .. import ops
 from ..graph import Graph
 
 
@@ -24,15 +25,17 @@ class GPooling(nn.Module):
         if pool == "max" and feat_type != 0:
             raise ValueError(f"max pooling of degree {feat_type} would not be equivariant; use avg or sum")
         self.feat_type, self.pool = feat_type, pool
+        self.fused: bool | None = None
 
     def forward(self, features: Mapping[str, Tensor], graph: Graph, **kwargs) -> Tensor:
         values = features[str(self.feat_type)]
-        index = graph.batch.view(-1, *[1] * (values.dim() - 1)).expand_as(values)
-        pooled = values.new_zeros(graph.num_graphs, *values.shape[1:])
         if self.pool == "max":
-            pooled = pooled.scatter_reduce(0, index, values, "amax", include_self=False)
+            index = graph.batch.view(-1, 1, 1).expand_as(values)
+            empty = values.new_zeros(graph.num_graphs, *values.shape[1:])
+            pooled = empty.scatter_reduce(0, index, values, "amax", include_self=False)
         else:
-            pooled = pooled.index_add(0, graph.batch, values)
+            pooled = ops.segment_sum(values, graph.graph_start, graph.batch, self.fused)
             if self.pool == "avg":
-                pooled = pooled / graph.graph_sizes.clamp(min=1).view(-1, 1, 1).to(pooled.dtype)
+                sizes = graph.graph_start.diff().clamp(min=1)
+                pooled = pooled / sizes.view(-1, 1, 1).to(pooled.dtype)
         return pooled.squeeze(-1) if self.feat_type == 0 else pooled

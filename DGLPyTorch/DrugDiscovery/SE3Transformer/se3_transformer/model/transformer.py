@@ -164,6 +164,6 @@ class SE3TransformerPooled(nn.Module):
 def set_kernels(model: nn.Module, fused: bool | None) -> nn.Module:
     """Select the GPU kernels (True or None: where they apply) or plain PyTorch (False) in every layer of a model."""
     for module in model.modules():
-        if isinstance(module, ConvSE3 | NormSE3):
+        if isinstance(module, ConvSE3 | NormSE3 | GPooling):
             module.fused = fused
     return model
