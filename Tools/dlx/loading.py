@@ -147,7 +147,9 @@ class _BatchOrder:
     """What torch's DataLoader asks for the next batch; takes the loader's epoch and start as an iteration begins."""
 
     def __init__(self, loader: Loader) -> None:
-        self.loader = loader
+        # The loader holds this; a cycle would be collected late, after the queues to its workers, which then never hear
+        # that they may leave.
+        self.loader = weakref.proxy(loader)
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         epoch = self.loader.epoch

@@ -76,19 +76,22 @@ class DaliLoader(dali.DaliLoader):
         return self.split.annotations.picture_path(index)
 
     def inputs(self, epoch: int, rows: np.ndarray) -> tuple[Any, ...]:
-        """Start and shape of the part to decode, its size and place in the input, whether to mirror; in training also
-        the colour changes, boxes and labels, and those of each sample without padding where DALI encodes them.
+        """Start and shape of the part to decode, its size in the input, whether to mirror; in training also its place
+        there, the colour changes, boxes and labels, and those of each sample without padding where DALI encodes them.
         """
         if not self.train:
             return self._cut(geometry.whole(self.split.annotations.sizes[rows], self.size))
         samples = training_samples(self.split, epoch, rows, self.seed, self.size, self.augmentation)
-        return *self._cut(samples.cuts), *self._colours(samples), samples.boxes, samples.labels, *self._objects(samples)
+        changes = (*self._place(samples.cuts), *self._colours(samples))
+        return *self._cut(samples.cuts), *changes, samples.boxes, samples.labels, *self._objects(samples)
 
     def _cut(self, cuts: geometry.Cuts) -> tuple[np.ndarray, ...]:
         start, shape = cuts.sources[:, [1, 0]], cuts.sources[:, [3, 2]]
-        place, size = -cuts.targets[:, [1, 0]], cuts.targets[:, [3, 2]]
-        parts = [np.ascontiguousarray(values, np.int32) for values in (start, shape, place)]
-        return *parts, np.ascontiguousarray(size, np.float32), cuts.flips.astype(np.int32)
+        parts = [np.ascontiguousarray(values, np.int32) for values in (start, shape)]
+        return *parts, np.ascontiguousarray(cuts.targets[:, [3, 2]], np.float32), cuts.flips.astype(np.int32)
+
+    def _place(self, cuts: geometry.Cuts) -> tuple[np.ndarray, ...]:
+        return (np.ascontiguousarray(-cuts.targets[:, [1, 0]], np.int32),) if self.augmentation == "ssd" else ()
 
     def _colours(self, samples: Samples) -> tuple[np.ndarray, ...]:
         return () if samples.changes is None else tuple(np.ascontiguousarray(c) for c in samples.changes.T)
@@ -102,7 +105,7 @@ class DaliLoader(dali.DaliLoader):
         return boxes, labels
 
     def define(
-        self, dali: Any, packed: Any, start: Any, shape: Any, place: Any, size: Any, flips: Any, *others: Any
+        self, dali: Any, packed: Any, start: Any, shape: Any, size: Any, flips: Any, *others: Any
     ) -> tuple[Any, ...]:
         fn, types = dali.fn, dali.types
         box = {"start": start, "shape": shape, "axes": [0, 1]}
@@ -112,12 +115,15 @@ class DaliLoader(dali.DaliLoader):
         else:
             images = fn.slice(fn.decoders.image(packed, **decoding), **box)
         images = fn.resize(images, size=size, interp_type=types.INTERP_TRIANGULAR, antialias=True)
+        place = None
+        if self.train and self.augmentation == "ssd":
+            place, *others = others
         if self.train and self.augmentation in ("crop", "ssd"):
             brightness, contrast, saturation, hue, *others = others
             images = fn.color_twist(
                 images, brightness=brightness, contrast=contrast, saturation=saturation, hue=hue, dtype=types.UINT8
             )
-        if self.train and self.augmentation == "ssd":
+        if place is not None:
             frame = {"start": place, "shape": [self.size, self.size], "axes": [0, 1]}
             images = fn.slice(images, **frame, out_of_bounds_policy="pad", fill_values=list(FILL))
         images = fn.flip(images, horizontal=flips)
