@@ -23,7 +23,7 @@ def bucket(count: int, steps: int = 8, least: int = 64) -> int:
 
 
 def pad(batch: Batch, num_nodes: int, num_edges: int, num_graphs: int | None = None) -> Batch:
-    """The batch with exactly these numbers of nodes, edges and (real) graphs, and one more graph that holds the padding.
+    """The batch with exactly these numbers of nodes, edges and (real) graphs, and one more graph for the padding.
 
     At least one node is added. Rows of targets are filled with nan. ValueError where the batch is larger.
     """
@@ -84,7 +84,5 @@ def from_tensors(tensors: dict[str, Tensor], num_graphs: int) -> Batch:
         for kind in ("node", "edge")
     }
     count = len(tensors["batch"])
-    graph = Graph(
-        tensors["edge_index"], count, tensors["batch"], num_graphs, tensors["relative_pos"], degenerate=None
-    )
+    graph = Graph(tensors["edge_index"], count, tensors["batch"], num_graphs, tensors["relative_pos"], degenerate=None)
     return Batch(graph, feats["node"], feats["edge"], tensors.get("targets"))

@@ -18,7 +18,10 @@ _LONGEST = 1.3  # times the sum of the radii
 
 @dataclass
 class Molecule:
-    """``numbers`` (n,) uint8 nuclear charges, ``positions`` (n, 3) float64, ``bonds`` (b, 3) int64: atom, atom, type."""
+    """``numbers`` (n,) uint8 nuclear charges, ``positions`` (n, 3) float64, ``bonds`` (b, 3) int64: atom, atom, type.
+
+    Positions are moved so that their mean is the origin.
+    """
 
     name: str
     numbers: np.ndarray
@@ -73,7 +76,7 @@ def bonds_from_smiles(smiles: str, numbers: np.ndarray, positions: np.ndarray) -
 
 
 def bonds_from_geometry(numbers: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Bonds (b, 3) perceived from positions alone: RDKit's orders for a neutral molecule, single bonds where it fails."""
+    """Bonds (b, 3) perceived from positions alone: RDKit's for a neutral molecule, single bonds where it fails."""
     chem = _rdkit()
     from rdkit.Chem import rdDetermineBonds
 

@@ -26,7 +26,9 @@ class InferConfig:
 
     checkpoint: str = configs.field(help="a run's folder, a checkpoint, or a name of `./dlx weights list`")
     smiles: list[str] = configs.field([], help="one or more SMILES of H, C, N, O, F")
-    file: str | None = configs.field(None, help="an .sdf or .mol file with 3-D positions and hydrogens, or an .xyz file")
+    file: str | None = configs.field(
+        None, help="an .sdf or .mol file with 3-D positions and hydrogens, or an .xyz file"
+    )
     seed: int = configs.field(0, help="of the conformer", ge=0)
     batch_size: int = configs.field(256, help="molecules at a time", ge=1)
     tolerant: bool = configs.field(False, help="report SMILES that cannot be used and go on")

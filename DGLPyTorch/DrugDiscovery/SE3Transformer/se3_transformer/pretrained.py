@@ -95,7 +95,9 @@ def load(
         found = from_metadata(card.raw, weights.load_state_dict(weights.resolve(card.name)), card.name)
     elif path.is_file():
         if metadata is None:
-            raise ValueError(f"{path}: a bare weights file does not say what it is; use a run's folder or a card's name")
+            raise ValueError(
+                f"{path}: a bare weights file does not say what it is; use a run's folder or a card's name"
+            )
         found = from_metadata(metadata, weights.load_state_dict(path), str(path))
     else:
         known = ", ".join(sorted(weights.cards())) or "none"

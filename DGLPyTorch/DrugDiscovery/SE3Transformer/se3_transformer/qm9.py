@@ -200,7 +200,8 @@ def molecule_arrays(
     both = np.concatenate([molecule.bonds, molecule.bonds[:, [1, 0, 2]]])
     both = both[np.lexsort((both[:, 0], both[:, 1]))]
     return {
-        "atoms": np.array([len(molecule.numbers)]), "edges": np.array([len(both)]), "index": np.array([index], np.int32),
+        "atoms": np.array([len(molecule.numbers)]), "edges": np.array([len(both)]),
+        "index": np.array([index], np.int32),
         "numbers": molecule.numbers, "positions": molecule.positions.astype(np.float32),
         "src": both[:, 0].astype(np.uint8), "dst": both[:, 1].astype(np.uint8), "bond": both[:, 2].astype(np.uint8),
         "targets": targets[None].astype(np.float64), "perceived": np.array([perceived]),

@@ -94,8 +94,9 @@ class ReferenceConv:
         """(E, all components in, all paths, all components out), zero where a path does not lead."""
         pairs = [(i, o) for o in degrees_out for i in degrees_in]
         edges = len(basis["0,0"])
-        result = torch.zeros(edges, sum(map(dim, degrees_in)), sum(dim(min(p)) for p in pairs), sum(map(dim, degrees_out)),
-                             dtype=torch.float64)  # fmt: skip
+        paths = sum(dim(min(pair)) for pair in pairs)
+        shape = (edges, sum(map(dim, degrees_in)), paths, sum(map(dim, degrees_out)))
+        result = torch.zeros(shape, dtype=torch.float64)
         path = 0
         for i, o in pairs:
             row, column = sum(dim(d) for d in degrees_in if d < i), sum(dim(d) for d in degrees_out if d < o)
@@ -317,8 +318,9 @@ def test_checkpoint_of_the_reference_package():
         "module.mlp.2.weight": rand(1, 8),
         "module.mlp.2.bias": rand(1),
     }
-    model = SE3TransformerPooled(Fiber({0: 6}), Fiber({0: 8}), Fiber({0: 4}), num_degrees=2, num_channels=8, output_dim=1,
-                                 num_layers=1, num_heads=2, channels_div=2)  # fmt: skip
+    fibers = Fiber({0: 6}), Fiber({0: 8}), Fiber({0: 4})
+    options = {"num_layers": 1, "num_heads": 2, "channels_div": 2}
+    model = SE3TransformerPooled(*fibers, num_degrees=2, num_channels=8, output_dim=1, **options)
     model.double().load_state_dict(convert.read_checkpoint({"state_dict": state, "epoch": 3}), strict=True)
     assert torch.equal(model.mlp[0].weight, state["module.mlp.0.weight"])
     with pytest.raises(ValueError, match="'epoch' is a int"):

@@ -1,4 +1,4 @@
-"""Rotations, translations, reflections, permutations, batches, gradients, degenerate geometry: per layer and end to end.
+"""Rotations, translations, reflections, permutations, batches, gradients, degenerate geometry, per layer and whole.
 
 The real Wigner matrices that features turn with come from spherical harmonics alone (test_basis.py checks those).
 A reflection is a rotation times the inversion x -> -x. A kernel of path J has parity (-1)^J against the (-1)^(in + out)
@@ -103,7 +103,7 @@ LAYERS = {
 def randomised(layer: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
     """Gains and offsets away from 1 and 0, so that a wrong one shows."""
     generator = torch.Generator().manual_seed(seed)
-    for name, parameter in layer.named_parameters():
+    for parameter in layer.parameters():
         if parameter.dim() == 1:
             parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
     return layer
@@ -297,7 +297,7 @@ def degenerate_cases() -> dict:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", degenerate_cases())
 def test_degenerate_geometry(name, dtype):
-    """Values and gradients of weights, features and positions are finite, and the model still turns with the molecule."""
+    """Values and gradients of weights, features and positions are finite; the model still turns with the molecule."""
     torch.manual_seed(0)
     positions, src, dst = degenerate_cases()[name]
     net = model().to(dtype)

@@ -27,9 +27,8 @@ def rand(*shape: int, seed: int = 0) -> torch.Tensor:
 def pooled_model(**options) -> SE3TransformerPooled:
     torch.manual_seed(0)
     options = {"num_layers": 2, "num_heads": 2, "channels_div": 2, "pooling": "avg"} | options
-    model = SE3TransformerPooled(Fiber({0: 6}), Fiber({0: 8}), Fiber({0: 4}), num_degrees=3, num_channels=8, output_dim=1,
-                                 **options)  # fmt: skip
-    return model.double()
+    fibers = Fiber({0: 6}), Fiber({0: 8}), Fiber({0: 4})
+    return SE3TransformerPooled(*fibers, num_degrees=3, num_channels=8, output_dim=1, **options).double()
 
 
 def pieces() -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
@@ -56,7 +55,9 @@ def joined() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def expected_output(model, nodes, edges) -> torch.Tensor:
     src, dst, positions, batch = joined()
-    graph = Graph.build(src, dst, len(positions), relative_pos=positions[dst] - positions[src], batch=batch, num_graphs=3)
+    graph = Graph.build(
+        src, dst, len(positions), relative_pos=positions[dst] - positions[src], batch=batch, num_graphs=3
+    )
     return model(graph, nodes, edges)
 
 

@@ -1,4 +1,4 @@
-"""The kernels on a CPU by Triton's interpreter, in a process of their own (the switch is read when Triton is imported)."""
+"""The kernels on a CPU by Triton's interpreter, in their own process: the switch is read when Triton is imported."""
 
 from __future__ import annotations
 

@@ -12,9 +12,8 @@ import os
 import pytest
 import torch
 
-from se3_transformer import frame_math, frame_tables
 from se3_transformer.graph import Graph
-from se3_transformer.model import Fiber, SE3Transformer, set_kernels
+from se3_transformer.model import Fiber, SE3Transformer, frame_math, frame_tables, set_kernels
 from se3_transformer.model.frames import rotation_to_axis, wigner_matrices
 from se3_transformer.model.norm import NORM_CLAMP, NormSE3
 from se3_transformer.model.radial import RadialProfile
@@ -46,7 +45,7 @@ def exact_products():
 
 
 def fast():
-    from se3_transformer import fast_ops
+    from se3_transformer.model import fast_ops
 
     return fast_ops
 
@@ -87,8 +86,7 @@ def plan(case: int, sharing: str = "all"):
 @pytest.mark.parametrize("case", range(len(FIBERS)))
 def test_convolution(case, edges, dtype):
     radial, found = plan(case)
-    blocks = [number for block in found.trunks[0].blocks for number in vars(block).values()]
-    rows = sum(block.outputs * (2 if block.m else 1) for block in found.trunks[0].blocks)
+    blocks, rows = found.trunks[0].numbers, found.trunks[0].rows
     weights = len(found.trunks[0].index)
     inputs = [rand(found.inputs.rows, edges), rand(edges, 32).relu(), rand(weights, 32, seed=1) / 6]
     compare("conv", inputs, (blocks, rows), dtype)
@@ -97,8 +95,7 @@ def test_convolution(case, edges, dtype):
 def test_convolution_in_tf32():
     torch.set_float32_matmul_precision("high")
     radial, found = plan(0)
-    blocks = [number for block in found.trunks[0].blocks for number in vars(block).values()]
-    rows = sum(block.outputs * (2 if block.m else 1) for block in found.trunks[0].blocks)
+    blocks, rows = found.trunks[0].numbers, found.trunks[0].rows
     arguments = [rand(found.inputs.rows, 70), rand(70, 32).relu(), rand(len(found.trunks[0].index), 32) / 6]
     exact = frame_math.conv(*arguments, blocks, rows)
     error = (fast().conv(*(value.float() for value in arguments), blocks, rows).double() - exact).abs().max()
@@ -155,7 +152,8 @@ def segments(kind: str) -> tuple[torch.Tensor, int]:
     """Ascending nodes of edges, and how many nodes."""
     generator = torch.Generator().manual_seed(2)
     counts = {
-        "few": torch.tensor([2, 0, 1, 3, 0]), "one node": torch.tensor([5]), "no edges": torch.zeros(4, dtype=torch.long),
+        "few": torch.tensor([2, 0, 1, 3, 0]), "one node": torch.tensor([5]),
+        "no edges": torch.zeros(4, dtype=torch.long),
         "uneven": torch.tensor([0, 70, 1, 0, 9, 130]), "many": torch.randint(0, 6, (40,), generator=generator),
     }[kind]  # fmt: skip
     return torch.repeat_interleave(torch.arange(len(counts)), counts).to(DEVICE), len(counts)
@@ -293,7 +291,7 @@ def test_operators_are_registered_properly():
     arguments = (y, rotations, columns, rows, spec, layout.fiber.num_features)
     torch.library.opcheck(ops.from_frame, arguments, test_utils=checks)
     _, found = plan(0)
-    blocks = [number for block in found.trunks[0].blocks for number in vars(block).values()]
+    blocks = found.trunks[0].numbers
     conv = (rand(found.inputs.rows, 5), rand(5, 32), rand(len(found.trunks[0].index), 32))
     conv = tuple(value.float().requires_grad_() for value in conv)
     torch.library.opcheck(ops.conv, (*conv, blocks, found.groups[0].rows), test_utils=checks)

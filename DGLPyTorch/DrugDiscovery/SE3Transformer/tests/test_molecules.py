@@ -180,7 +180,9 @@ def test_tables_of_qm9(tmp_path):
     row = dict(zip(qm9.TARGETS, molecules.arrays["targets"][0], strict=True))
     assert row["homo"] == pytest.approx(-0.2928 * 27.211386245988) and row["mu"] == 1.8511 and row["A"] == 799.58812
     atomisation = -76.404702 - (-75.064579 - 2 * 0.500273)  # water minus its atoms, in hartree
-    assert row["U0_atom"] == pytest.approx(atomisation * 27.211386245988) and row["U0_atom"] == pytest.approx(-9.24, abs=0.1)
+    assert row["U0_atom"] == pytest.approx(atomisation * 27.211386245988) and row["U0_atom"] == pytest.approx(
+        -9.24, abs=0.1
+    )
     assert row["gap"] == pytest.approx(row["lumo"] - row["homo"], abs=0.01)
     assert molecules.arrays["index"].tolist() == [3, 4]
 
@@ -215,7 +217,9 @@ def test_the_whole_of_qm9():
     assert molecules.arrays["perceived"].sum() < 20
     assert molecules.arrays["edges"].mean() == pytest.approx(37.3, abs=0.1)
     targets = dict(zip(qm9.TARGETS, np.asarray(molecules.arrays["targets"]).T, strict=True))
-    assert targets["homo"].mean() == pytest.approx(-6.54, abs=0.01) and targets["homo"].std() == pytest.approx(0.6, abs=0.01)
+    assert targets["homo"].mean() == pytest.approx(-6.54, abs=0.01) and targets["homo"].std() == pytest.approx(
+        0.6, abs=0.01
+    )
     assert np.abs(targets["lumo"] - targets["homo"] - targets["gap"]).max() < 0.01
     assert targets["U0_atom"].max() < 0
 
@@ -293,7 +297,9 @@ def small_checkpoint(folder, graph: str = "bonds") -> torch.nn.Module:
     model = options.build_model(chosen)
     target = TargetScale("homo", "eV", -6.5, 0.6).to_json()
     metadata = {"model_options": chosen, "targets": [target], "graph": graph, "radius": 5.0}
-    checkpoint.Checkpoints(folder / "checkpoints").save(1, model={"model": model.state_dict()}, state={}, metadata=metadata)
+    checkpoint.Checkpoints(folder / "checkpoints").save(
+        1, model={"model": model.state_dict()}, state={}, metadata=metadata
+    )
     return model
 
 
@@ -311,7 +317,10 @@ def test_infer_writes_what_the_model_says(tmp_path, graph, capsys):
     piece = qm9.molecule_arrays(chemistry.from_smiles("CCO"), np.zeros(0))
     batch = Collator(Molecules(flatten([piece])), graph)(np.array([0]))
     expected = model(batch.graph, batch.node_feats, batch.edge_feats).item() * 0.6 - 6.5
-    assert content["predictions"][0]["predictions"]["homo"] == {"value": pytest.approx(expected, abs=1e-5), "unit": "eV"}
+    assert content["predictions"][0]["predictions"]["homo"] == {
+        "value": pytest.approx(expected, abs=1e-5),
+        "unit": "eV",
+    }
 
 
 @needs_rdkit

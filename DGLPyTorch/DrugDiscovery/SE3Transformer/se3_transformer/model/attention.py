@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from .. import ops
 from ..graph import Graph
+from . import ops
 from .basis import Basis
 from .convolution import ConvSE3, ConvSE3FuseLevel
 from .fiber import Fiber, degree_to_dim

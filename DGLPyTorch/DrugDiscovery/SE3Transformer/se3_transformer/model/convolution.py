@@ -22,11 +22,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .. import convert, frame_tables, ops
+from .. import convert
 from ..graph import Graph
+from . import frame_tables, ops
 from .basis import Basis
 from .fiber import Fiber, degree_to_dim
 from .geometry import Geometry
+from .linear import mix_channels
 from .radial import RadialProfile
 
 LOW_MEMORY_NUMBERS = 2**24  # radial weights that low-memory mode holds at a time
@@ -178,9 +180,9 @@ class ConvSE3(nn.Module):
     def _finish(self, degree: str, messages: Tensor, node_feats: Mapping[str, Tensor], graph: Graph) -> Tensor:
         kernel = self.to_kernel_self[degree] if self.self_interaction and degree in self.to_kernel_self else None
         if not self.pool:
-            return messages if kernel is None else messages + (kernel @ node_feats[degree])[graph.dst]
+            return messages if kernel is None else messages + mix_channels(node_feats[degree], kernel)[graph.dst]
         output = ops.segment_sum(messages, graph.row_start, graph.dst, self.fused)
         if kernel is not None:  # once per incoming edge
-            own = kernel @ node_feats[degree]
+            own = mix_channels(node_feats[degree], kernel)
             output = output + own * graph.in_degrees.view(-1, 1, 1).to(own.dtype)
         return output

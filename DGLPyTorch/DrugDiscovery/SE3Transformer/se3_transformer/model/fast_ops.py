@@ -1,8 +1,8 @@
 """The kernels as PyTorch operators: opaque to torch.compile, with shapes for tracing and gradients registered.
 
-Blocks are lists of 8 numbers per |m| (``frame_tables.Block``); ``spec`` lists (degree, channels) of a fiber, ``columns``
-where each channel's first component lies in a packed row, ``row_maps`` the rows of each degree's components in the
-(rows, E) matrix of frames, -1 where there is none. ``frame_math`` has the same operations in plain PyTorch.
+Blocks are lists of 8 numbers per |m| (``frame_tables.Block``); ``spec`` lists (degree, channels) of a fiber,
+``columns`` where each channel's first component lies in a packed row, ``row_maps`` the rows of each degree's components
+in the (rows, E) matrix of frames, -1 where there is none. ``frame_math`` has the same operations in plain PyTorch.
 """
 
 from __future__ import annotations

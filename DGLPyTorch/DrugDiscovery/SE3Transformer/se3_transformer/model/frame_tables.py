@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .model.fiber import Fiber, degree_to_dim
-from .model.frames import path_to_frame
-from .model.radial import Pair, RadialProfile
+from .fiber import Fiber, degree_to_dim
+from .frames import path_to_frame
+from .radial import Pair, RadialProfile, list_pairs
 
 
 class Layout:
@@ -78,6 +78,16 @@ class TrunkPlan:
     index: Tensor
     coefficients: Tensor
 
+    @functools.cached_property
+    def numbers(self) -> list[int]:
+        """The blocks as the operators take them."""
+        return [number for block in self.blocks for number in vars(block).values()]
+
+    @functools.cached_property
+    def rows(self) -> int:
+        """Rows of the result."""
+        return sum(block.outputs * (2 if block.m else 1) for block in self.blocks)
+
 
 @dataclass
 class Plan:
@@ -111,12 +121,14 @@ class Plan:
 
 def plan_of(radial: RadialProfile) -> Plan:
     """The plan of a radial profile's pairs."""
-    return make_plan(radial.fiber_in, radial.fiber_out, radial.sharing, tuple(radial.pairs))
+    return make_plan(radial.fiber_in, radial.fiber_out, radial.sharing)
 
 
 @functools.cache
 @torch.inference_mode(False)
-def make_plan(fiber_in: Fiber, fiber_out: Fiber, sharing: str, pairs: tuple[Pair, ...]) -> Plan:
+def make_plan(fiber_in: Fiber, fiber_out: Fiber, sharing: str) -> Plan:
+    """Made once for each kind of convolution."""
+    pairs = list_pairs(fiber_in, fiber_out, sharing)
     inputs = Layout(fiber_in, fiber_out.max_degree)
     split = sharing in ("output", "pair")
     sets = [Fiber([element]) for element in fiber_out] if split else [fiber_out]
@@ -183,18 +195,23 @@ def _table(rows: np.ndarray, columns: np.ndarray, values: np.ndarray, size: int)
 # Columns of packed messages
 
 
-def plain_columns(fiber: Fiber) -> list[tuple[int, list[int]]]:
-    """Per degree, the column of every channel's first component where degrees follow one another."""
+Columns = tuple[tuple[int, tuple[int, ...]], ...]  # per degree, the column of every channel's first component
+
+
+@functools.cache
+def plain_columns(fiber: Fiber) -> Columns:
+    """Degrees one after the other, channels one after the other."""
     found, start = [], 0
     for degree, channels in fiber:
         dim = degree_to_dim(degree)
-        found.append((degree, [start + channel * dim for channel in range(channels)]))
+        found.append((degree, tuple(start + channel * dim for channel in range(channels))))
         start += channels * dim
-    return found
+    return tuple(found)
 
 
-def head_columns(value_fiber: Fiber, key_fiber: Fiber, num_heads: int) -> list[tuple[int, list[int]]]:
-    """Columns of [values | keys], each with heads outermost, for the channels (values, then keys) of each degree."""
+@functools.cache
+def head_columns(value_fiber: Fiber, key_fiber: Fiber, num_heads: int) -> Columns:
+    """[values | keys], each with heads outermost, for the channels (values, then keys) of each degree."""
     width = value_fiber.num_features
     columns: dict[int, list[int]] = {degree: [] for degree in value_fiber.degrees}
     for fiber, base in ((value_fiber, 0), (key_fiber, width)):
@@ -205,4 +222,4 @@ def head_columns(value_fiber: Fiber, key_fiber: Fiber, num_heads: int) -> list[t
                 head, place = divmod(channel, share)
                 columns[degree].append(base + head * per_head + inside + place * dim)
             inside += share * dim
-    return sorted(columns.items())
+    return tuple((degree, tuple(places)) for degree, places in sorted(columns.items()))

@@ -221,8 +221,9 @@ def conv_backward_input(dy: Tensor, x: Tensor, h: Tensor, w: Tensor, blocks: tup
     edges, hidden = h.shape
     tile_e, step_k, warps = BACKWARD_INPUT
     shares = _units(blocks, step_k, 0, x.device)
-    dx = torch.zeros_like(x)
-    parts = h.new_zeros(sum(count for _, count, _ in shares), edges, hidden, dtype=torch.float32)
+    read = sum(inputs * (2 if m else 1) for m, inputs in zip(blocks[::8], blocks[3::8], strict=True))
+    dx = torch.empty_like(x) if read == len(x) else torch.zeros_like(x)
+    parts = h.new_empty(sum(count for _, count, _ in shares), edges, hidden, dtype=torch.float32)
     widest = max(blocks[6::8])
     tile_n = min(128, _power(widest))
     for paired, count, table in shares if edges else []:

@@ -11,6 +11,12 @@ from torch import Tensor, nn
 from .fiber import Fiber
 
 
+def mix_channels(features: Tensor, weight: Tensor) -> Tensor:
+    """(rows, channels in, 2 d + 1) by a matrix (channels out, channels in)."""
+    # The components as rows of one large product, instead of one small product per row.
+    return F.linear(features.mT, weight).mT
+
+
 class LinearSE3(nn.Module):
     """One matrix per degree that both fibers have: (rows, channels in, 2 d + 1) -> (rows, channels out, 2 d + 1)."""
 
@@ -26,5 +32,4 @@ class LinearSE3(nn.Module):
         )
 
     def forward(self, features: Mapping[str, Tensor], *args, **kwargs) -> dict[str, Tensor]:
-        # The components as rows: one large product per degree instead of one small one per node.
-        return {degree: F.linear(features[degree].mT, weight).mT for degree, weight in self.weights.items()}
+        return {degree: mix_channels(features[degree], weight) for degree, weight in self.weights.items()}

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import convert, ops
+from .. import convert
+from . import ops
 from .fiber import Fiber
 
 NORM_CLAMP = 2**-24  # the smallest positive fp16 number

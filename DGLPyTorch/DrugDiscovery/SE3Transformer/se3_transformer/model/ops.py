@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..graph import Graph
 from . import frame_math, frame_tables
-from .graph import Graph
+from .frame_tables import Columns
 
 if TYPE_CHECKING:
-    from .model.attention import AttentionBlockSE3
-    from .model.convolution import ConvSE3
-    from .model.fiber import Fiber
-    from .model.geometry import Geometry
+    from .attention import AttentionBlockSE3
+    from .convolution import ConvSE3
+    from .fiber import Fiber
+    from .geometry import Geometry
 
-Columns = list[tuple[int, list[int]]]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -100,7 +100,7 @@ def norm(values: Tensor, weight: Tensor, bias: Tensor, eps: float, clamp: float)
 
 @functools.cache
 @torch.inference_mode(False)
-def _column_table(columns: tuple[tuple[int, tuple[int, ...]], ...], device: str) -> tuple[Tensor, Tensor, int]:
+def column_table(columns: Columns, device: str) -> tuple[Tensor, Tensor, int]:
     """(columns of all channels, the order that sorts all components by column, width of a row)."""
     first = [column for _, places in columns for column in places]
     every = [place + k for degree, places in columns for place in places for k in range(2 * degree + 1)]
@@ -110,12 +110,8 @@ def _column_table(columns: tuple[tuple[int, tuple[int, ...]], ...], device: str)
 
 @functools.cache
 @torch.inference_mode(False)
-def _row_table(rows: tuple[int, ...], device: str) -> Tensor:
+def row_table(rows: tuple[int, ...], device: str) -> Tensor:
     return torch.tensor(rows, dtype=torch.int32).to(device)
-
-
-def _frozen(columns: Columns) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    return tuple((degree, tuple(places)) for degree, places in columns)
 
 
 def packed_messages(
@@ -135,11 +131,8 @@ def packed_messages(
     x = _into_frames(conv, node_feats, edge_feats, graph, geometry, plan, dtype, ops)
     parts: dict[int, Tensor] = {}
     for trunk, own in zip(plan.trunks, weights.split([len(trunk.index) for trunk in plan.trunks]), strict=True):
-        blocks = [number for block in trunk.blocks for number in vars(block).values()]
-        rows = sum(block.outputs * (2 if block.m else 1) for block in trunk.blocks)
-        offset = 0 if trunk.group not in parts else None
-        part = ops.conv(x, hidden[:, trunk.trunk], own, blocks, rows)
-        parts[trunk.group] = part if offset == 0 else _add_rows(parts[trunk.group], part)
+        part = ops.conv(x, hidden[:, trunk.trunk], own, trunk.numbers, trunk.rows)
+        parts[trunk.group] = _add_rows(parts[trunk.group], part) if trunk.group in parts else part
     rows_before, row_maps = 0, []
     for group, layout in enumerate(plan.groups):
         for degree in layout.fiber.degrees:
@@ -147,9 +140,9 @@ def packed_messages(
             row_maps += [row + rows_before if 0 <= row < reach else -1 for row in layout.row_map(degree)]
         rows_before += len(parts[group])
     y = torch.cat([parts[group] for group in range(len(plan.groups))])
-    table, order, width = _column_table(_frozen(columns), str(device))
+    table, order, width = column_table(columns, str(device))
     spec = [number for degree, places in columns for number in (degree, len(places))]
-    packed = ops.from_frame(y, geometry.rotations, table, _row_table(tuple(row_maps), str(device)), spec, width)
+    packed = ops.from_frame(y, geometry.rotations, table, row_table(tuple(row_maps), str(device)), spec, width)
     if geometry.degenerate is None:
         return packed
     some = geometry.degenerate  # no direction, so no frame: the basis of paths has only J = 0 there
@@ -176,10 +169,10 @@ def _into_frames(
     else:
         features, gather = node_feats, (graph.src, *graph.by_source)
     x = torch.cat([features[str(degree)].to(dtype).flatten(1) for degree in fiber.degrees], 1)
-    table, _, _ = _column_table(_frozen(frame_tables.plain_columns(fiber)), str(x.device))
+    table, _, _ = column_table(frame_tables.plain_columns(fiber), str(x.device))
     row_maps = tuple(row for degree in fiber.degrees for row in plan.inputs.row_map(degree))
     spec = [number for element in fiber for number in element]
-    arguments = (geometry.rotations, table, _row_table(row_maps, str(x.device)), spec, plan.inputs.rows)
+    arguments = (geometry.rotations, table, row_table(row_maps, str(x.device)), spec, plan.inputs.rows)
     return ops.to_frame(x, *gather, *arguments)
 
 

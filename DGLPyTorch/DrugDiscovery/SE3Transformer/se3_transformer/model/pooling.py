@@ -7,8 +7,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from .. import ops
 from ..graph import Graph
+from . import ops
 
 
 class GPooling(nn.Module):

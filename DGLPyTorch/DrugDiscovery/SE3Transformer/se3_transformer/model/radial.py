@@ -140,6 +140,8 @@ class RadialProfile(nn.Module):
             return hidden.relu()
         norm = self.net[self.names[name]]
         shape = (self.trunks, self.mid_dim)
+        if self.trunks == 1:
+            return F.layer_norm(hidden, shape[1:], norm.weight, norm.bias).relu()
         return (F.layer_norm(hidden, shape[1:]) * norm.weight.view(shape) + norm.bias.view(shape)).relu()
 
     def forward(self, invariants: Tensor) -> Tensor:
