@@ -23,7 +23,7 @@ def test_programs_side_by_side(tmp_path, mode):
     output = tmp_path / "record.json"
     arguments = ["--mode", mode, "--batch_sizes", "[2]", "--graphs", "[bonds, full]", "--output", str(output)]
     benchmark.main([*SMALL, *arguments])
-    rows = json.loads(output.read_text())["rows"]
+    rows = json.loads(output.read_text())["attachments"]["rows"]
     assert [(row["program"], row["graph"]) for row in rows] == [
         ("ours", "bonds"), ("plain", "bonds"), ("ours", "full"), ("plain", "full"),
     ]  # fmt: skip
@@ -35,7 +35,7 @@ def test_growth_with_the_number_of_edges(tmp_path):
     output = tmp_path / "record.json"
     sizes = ["--min_edges", "5", "--max_edges", "7", "--programs", "[plain]"]
     benchmark.main([*SMALL, "--mode", "scaling", *sizes, "--output", str(output)])
-    rows = json.loads(output.read_text())["rows"]
+    rows = json.loads(output.read_text())["attachments"]["rows"]
     assert [row["edges"] for row in rows] == [32, 64, 128]
     for first, second in zip(rows, rows[1:], strict=False):
         assert second["exponent"] == pytest.approx(np.log2(second["p50_ms"] / first["p50_ms"]))
