@@ -6,9 +6,8 @@ and everything that belongs to edges is brought into it. N nodes, E edges, G gra
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,6 +31,9 @@ class Graph:
     relative_pos: Tensor | None = None
     order: Tensor | None = None
     degenerate: Tensor | bool | None = True
+    _row_start: Tensor | None = field(default=None, init=False, repr=False)
+    _by_source: tuple[Tensor, Tensor] | None = field(default=None, init=False, repr=False)
+    _graph_start: Tensor | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.edge_index.dim() != 2 or self.edge_index.shape[0] != 2:
@@ -78,26 +80,35 @@ class Graph:
     def num_edges(self) -> int:
         return self.edge_index.shape[1]
 
-    @functools.cached_property
+    # Derived tables are made when first asked for. (functools.cached_property holds a lock, which torch.compile cannot
+    # look into.)
+
+    @property
     def row_start(self) -> Tensor:
         """(N + 1,) int32: the edges into node n are row_start[n] ... row_start[n + 1] - 1."""
-        return _starts(self.dst, self.num_nodes)
+        if self._row_start is None:
+            self._row_start = _starts(self.dst, self.num_nodes)
+        return self._row_start
 
-    @functools.cached_property
+    @property
     def in_degrees(self) -> Tensor:
         """(N,) number of edges into each node."""
         return self.row_start.diff()
 
-    @functools.cached_property
+    @property
     def by_source(self) -> tuple[Tensor, Tensor]:
         """((E,) the edges in order of their source, (N + 1,) where each source's edges start), int32."""
-        ordered, order = self.src.sort(stable=True)
-        return order.int(), _starts(ordered, self.num_nodes)
+        if self._by_source is None:
+            ordered, order = self.src.sort(stable=True)
+            self._by_source = order.int(), _starts(ordered, self.num_nodes)
+        return self._by_source
 
-    @functools.cached_property
+    @property
     def graph_start(self) -> Tensor:
         """(G + 1,) int32: the nodes of graph g are graph_start[g] ... graph_start[g + 1] - 1."""
-        return _starts(self.batch, self.num_graphs)
+        if self._graph_start is None:
+            self._graph_start = _starts(self.batch, self.num_graphs)
+        return self._graph_start
 
     def edge_values(self, value: Tensor) -> Tensor:
         """A tensor of the caller's edges (E, ...) in this graph's order."""
@@ -106,7 +117,7 @@ class Graph:
         return value if self.order is None else value[self.order]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Graph:
-        """The same graph on another device."""
+        """The same graph on another device, where its derived tables are made again."""
 
         def move(value):
             return value.to(device, non_blocking=non_blocking) if isinstance(value, Tensor) else value
@@ -115,10 +126,6 @@ class Graph:
             move(self.edge_index), self.num_nodes, move(self.batch), self.num_graphs, move(self.relative_pos),
             move(self.order), move(self.degenerate),
         )  # fmt: skip
-        for name in ("row_start", "in_degrees", "by_source", "graph_start"):
-            if name in self.__dict__:
-                value = self.__dict__[name]
-                moved.__dict__[name] = tuple(move(v) for v in value) if isinstance(value, tuple) else move(value)
         return moved
 
 

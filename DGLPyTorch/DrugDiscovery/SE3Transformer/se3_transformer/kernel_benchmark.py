@@ -69,13 +69,11 @@ class Case:
     def calls(self, module: Any) -> dict[str, tuple[Callable[[], Tensor], list[Tensor]]]:
         """Every operation of a module, with the tensors that get a gradient."""
         columns = frame_tables.plain_columns(self.hidden)
-        table, _, width = ops.column_table(columns, str(self.device))
-        rows = tuple(row for degree in self.hidden.degrees for row in self.plan.inputs.row_map(degree))
-        rows = ops.row_table(rows, str(self.device))
-        spec = [number for element in self.hidden for number in element]
+        packing = frame_tables.Packing(columns, self.plan.input_rows(), self.device)
+        table, rows, spec, width = packing.columns, packing.rows, packing.spec, packing.width
         size = self.value_fiber.num_features // self.heads
         graph, gather = self.graph, (self.graph.src, *self.graph.by_source)
-        tables = self.plan.tables(self.device, False)
+        tables = [table.to(self.device) for table in self.plan.weight_tables(False)]
         return {
             "conv": (
                 lambda: module.conv(self.x, self.h, self.w, self.trunk.numbers, self.trunk.rows),

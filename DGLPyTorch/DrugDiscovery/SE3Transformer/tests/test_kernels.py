@@ -107,7 +107,7 @@ def test_mixing_of_weight_rows(sharing):
     radial, found = plan(2, sharing)
     device = torch.device(DEVICE)
     weights = rand(len(radial.weights), 32)
-    exact_tables, tables = found.tables(device, True), found.tables(device, False)
+    exact_tables, tables = ([t.to(device) for t in found.weight_tables(exact)] for exact in (True, False))
     exact = weights.clone().requires_grad_()
     rough = weights.float().requires_grad_()
     one = frame_math.mix_rows(exact, *exact_tables, torch.float64)

@@ -76,6 +76,7 @@ class AttentionBlockSE3(nn.Module):
             fiber_in, value_fiber + key_fiber, fiber_edge or Fiber({}), pool=False, use_layer_norm=use_layer_norm,
             low_memory=low_memory, radial_sharing=radial_sharing,
         )  # fmt: skip
+        self.to_key_value.packing = (value_fiber, key_fiber)
         self.to_query = LinearSE3(fiber_in, key_fiber)
         self.attention = AttentionSE3(num_heads, key_fiber, value_fiber)
         self.project = LinearSE3(value_fiber + fiber_in, fiber_out)

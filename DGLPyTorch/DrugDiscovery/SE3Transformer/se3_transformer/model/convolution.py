@@ -24,9 +24,10 @@ from torch.utils.checkpoint import checkpoint
 
 from .. import convert
 from ..graph import Graph
-from . import frame_tables, ops
+from . import ops
 from .basis import Basis
 from .fiber import Fiber, degree_to_dim
+from .frame_tables import FrameTables, head_columns, make_tables, plain_columns
 from .geometry import Geometry
 from .linear import mix_channels
 from .radial import RadialProfile
@@ -101,6 +102,8 @@ class ConvSE3(nn.Module):
         self.pool, self.self_interaction, self.low_memory = pool, self_interaction, low_memory
         self.max_degree = max(fiber_in.max_degree, fiber_out.max_degree)
         self.fused: bool | None = None
+        self.packing: tuple[Fiber, Fiber] | None = None  # values and keys, where an attention block owns this
+        self._tables: dict[str, FrameTables] = {}
         sources = Fiber([(degree, channels + (fiber_edge[degree] if degree else 0)) for degree, channels in fiber_in])
         self.conv = VersatileConvSE3(sources, fiber_out, fiber_edge[0] + 1, use_layer_norm, sharing=radial_sharing)
         if self_interaction:
@@ -142,13 +145,31 @@ class ConvSE3(nn.Module):
         allowed = not geometry.has_own_basis and not geometry.relative_pos.requires_grad
         return allowed and ops.supports(self.conv.radial_func.mid_dim) and ops.backend(first, self.fused) is not None
 
+    def frame_tables(self, device: torch.device, heads: int | None = None) -> FrameTables:
+        """The tables of the way by frames, made once per device; messages packed by attention heads if given."""
+        radial = self.conv.radial_func
+        key = f"{device} {radial.weights.dtype} {radial.sharing} {heads}"
+        if key not in self._tables:
+            self._tables[key] = self._make_tables(device, heads)
+        return self._tables[key]
+
+    @torch.compiler.disable
+    def _make_tables(self, device: torch.device, heads: int | None) -> FrameTables:
+        radial = self.conv.radial_func
+        if heads is None:
+            columns = plain_columns(self.fiber_out)
+        else:
+            columns = head_columns(*self.packing, heads)
+        exact = radial.weights.dtype == torch.float64
+        return make_tables(radial.fiber_in, radial.fiber_out, radial.sharing, columns, device, exact)
+
     def messages(
         self, node_feats: Mapping[str, Tensor], edge_feats: Mapping[str, Tensor], graph: Graph, geometry: Geometry
     ) -> dict[str, Tensor]:
         """{degree: (E, C_out, 2 o + 1)}."""
         if self.uses_frames(node_feats, geometry):
-            columns = frame_tables.plain_columns(self.fiber_out)
-            packed = ops.packed_messages(self, node_feats, edge_feats, graph, geometry, columns)
+            tables = self.frame_tables(next(iter(node_feats.values())).device)
+            packed = ops.packed_messages(self, node_feats, edge_feats, graph, geometry, tables)
             return ops.unpack(packed, self.fiber_out)
         if not self.low_memory:
             return self._part(node_feats, edge_feats, graph.src, geometry)

@@ -26,7 +26,7 @@ class FiberEl(NamedTuple):
     channels: int
 
 
-class Fiber(Mapping):
+class Fiber:
     """Degrees with their channel counts, sorted by degree. ``fiber[d]`` is 0 where a degree is absent.
 
     Takes a mapping {degree: channels} or pairs (degree, channels). Iterating gives ``FiberEl``s. ValueError for a

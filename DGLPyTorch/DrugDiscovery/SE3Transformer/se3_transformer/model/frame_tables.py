@@ -11,7 +11,7 @@ The numbers a and b of each pair of channels follow from the radial profile's pa
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from torch import Tensor
 from .fiber import Fiber, degree_to_dim
 from .frames import path_to_frame
 from .radial import Pair, RadialProfile, list_pairs
+
+Columns = tuple[tuple[int, tuple[int, ...]], ...]  # per degree, the column of every channel's first component
 
 
 class Layout:
@@ -91,32 +93,82 @@ class TrunkPlan:
 
 @dataclass
 class Plan:
-    """Everything about a convolution's fibers and sharing. ``groups``: layouts of disjoint sets of output degrees."""
+    """Everything about a convolution's fibers and sharing. ``groups``: layouts of disjoint sets of output degrees.
+
+    ``index_back``, ``coefficients_back``: the transposed tables, over the weights of all trunks one after the other.
+    """
 
     inputs: Layout
     groups: list[Layout]
     trunks: list[TrunkPlan]
-    index_back: Tensor  # the transposed tables, over the weights of all trunks one after the other
+    index_back: Tensor
     coefficients_back: Tensor
-    _placed: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
 
-    def tables(self, device: torch.device, exact: bool) -> tuple[Tensor, ...]:
-        """(index, coefficients) over all trunks and the transposed pair, on a device; float64 if ``exact``."""
-        key = f"{device} {exact}"
-        if key not in self._placed:
-            with torch.inference_mode(False):
-                widest = max(trunk.index.shape[1] for trunk in self.trunks)
-                padding = [(0, widest - trunk.index.shape[1]) for trunk in self.trunks]
-                index = torch.cat([F.pad(trunk.index, pad) for trunk, pad in zip(self.trunks, padding, strict=True)])
-                coefficients = torch.cat(
-                    [F.pad(trunk.coefficients, pad) for trunk, pad in zip(self.trunks, padding, strict=True)]
-                )
-                tables = (index, coefficients, self.index_back, self.coefficients_back)
-                self._placed[key] = tuple(
-                    table.to(device, torch.float32 if table.is_floating_point() and not exact else table.dtype)
-                    for table in tables
-                )
-        return self._placed[key]
+    def weight_tables(self, exact: bool) -> tuple[Tensor, ...]:
+        """(index, coefficients) over all trunks and the transposed pair; coefficients are float64 if ``exact``."""
+        widest = max(trunk.index.shape[1] for trunk in self.trunks)
+        padding = [(0, widest - trunk.index.shape[1]) for trunk in self.trunks]
+        index = torch.cat([F.pad(trunk.index, pad) for trunk, pad in zip(self.trunks, padding, strict=True)])
+        coefficients = torch.cat(
+            [F.pad(trunk.coefficients, pad) for trunk, pad in zip(self.trunks, padding, strict=True)]
+        )
+        dtype = torch.float64 if exact else torch.float32
+        return index, coefficients.to(dtype), self.index_back, self.coefficients_back.to(dtype)
+
+    def output_rows(self) -> tuple[int, ...]:
+        """Rows of every output degree's components where the groups' results follow one another."""
+        before, found = 0, []
+        for number, layout in enumerate(self.groups):
+            reach = max(trunk.rows for trunk in self.trunks if trunk.group == number)
+            for degree in layout.fiber.degrees:
+                found += [row + before if 0 <= row < reach else -1 for row in layout.row_map(degree)]
+            before += reach
+        return tuple(found)
+
+    def input_rows(self) -> tuple[int, ...]:
+        """Rows of every input degree's components."""
+        return tuple(row for degree in self.inputs.fiber.degrees for row in self.inputs.row_map(degree))
+
+
+class Packing:
+    """How features lie in packed rows: ``columns`` of each channel's first component, ``rows`` in the frames' matrix.
+
+    ``order`` (width,) brings components of degree after degree into the packed order.
+    """
+
+    def __init__(self, columns: Columns, rows: tuple[int, ...], device: torch.device):
+        first = [column for _, places in columns for column in places]
+        every = [place + k for degree, places in columns for place in places for k in range(2 * degree + 1)]
+        self.columns = torch.tensor(first, dtype=torch.int32).to(device)
+        self.order = torch.tensor(every, dtype=torch.int64).argsort().to(device)
+        self.rows = torch.tensor(rows, dtype=torch.int32).to(device)
+        self.spec = [number for degree, places in columns for number in (degree, len(places))]
+        self.width = len(every)
+
+
+class FrameTables:
+    """The plan of a convolution with all its tables on a device. ``columns``: where messages are packed."""
+
+    def __init__(self, plan: Plan, columns: Columns, device: torch.device, exact: bool):
+        with torch.inference_mode(False):
+            self.plan = plan
+            self.weights = tuple(table.to(device) for table in self.plan.weight_tables(exact))
+            inputs = self.plan.inputs.fiber
+            self.inputs = Packing(plain_columns(inputs), self.plan.input_rows(), device)
+            self.outputs = Packing(columns, self.plan.output_rows(), device)
+        self.trunks = [(t.trunk, t.group, len(t.index), t.numbers, t.rows) for t in self.plan.trunks]
+        self.input_rows, self.input_degrees = self.plan.inputs.rows, inputs.degrees
+
+    def __deepcopy__(self, memo: dict) -> FrameTables:
+        return self  # constants: copies of a model share them
+
+
+@functools.cache
+def make_tables(
+    fiber_in: Fiber, fiber_out: Fiber, sharing: str, columns: Columns, device: torch.device, exact: bool
+) -> FrameTables:
+    """Made once for each kind of convolution and device."""
+    return FrameTables(make_plan(fiber_in, fiber_out, sharing), columns, device, exact)
 
 
 def plan_of(radial: RadialProfile) -> Plan:
@@ -193,9 +245,6 @@ def _table(rows: np.ndarray, columns: np.ndarray, values: np.ndarray, size: int)
 
 
 # Columns of packed messages
-
-
-Columns = tuple[tuple[int, tuple[int, ...]], ...]  # per degree, the column of every channel's first component
 
 
 @functools.cache

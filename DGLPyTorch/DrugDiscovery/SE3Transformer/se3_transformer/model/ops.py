@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from ..graph import Graph
-from . import frame_math, frame_tables
-from .frame_tables import Columns
+from . import frame_math
+from .frame_tables import FrameTables
 
 if TYPE_CHECKING:
     from .attention import AttentionBlockSE3
@@ -98,57 +98,31 @@ def norm(values: Tensor, weight: Tensor, bias: Tensor, eps: float, clamp: float)
     return fast_ops.norm(values, weight, bias, eps, clamp)
 
 
-@functools.cache
-@torch.inference_mode(False)
-def column_table(columns: Columns, device: str) -> tuple[Tensor, Tensor, int]:
-    """(columns of all channels, the order that sorts all components by column, width of a row)."""
-    first = [column for _, places in columns for column in places]
-    every = [place + k for degree, places in columns for place in places for k in range(2 * degree + 1)]
-    table, order = torch.tensor(first, dtype=torch.int32), torch.tensor(every).argsort()
-    return table.to(device), order.to(device), len(every)
-
-
-@functools.cache
-@torch.inference_mode(False)
-def row_table(rows: tuple[int, ...], device: str) -> Tensor:
-    return torch.tensor(rows, dtype=torch.int32).to(device)
-
-
 def packed_messages(
     conv: ConvSE3, node_feats: Mapping[str, Tensor], edge_feats: Mapping[str, Tensor], graph: Graph, geometry: Geometry,
-    columns: Columns,
+    tables: FrameTables,
 ) -> Tensor:  # fmt: skip
-    """All messages of a convolution by way of the edges' frames, one row per edge: (E, numbers of a message).
-
-    ``columns``: per output degree, the column of the first component of every channel.
-    """
+    """All messages of a convolution by way of the edges' frames, one packed row per edge: (E, numbers of a message)."""
     radial, first = conv.conv.radial_func, next(iter(node_feats.values()))
-    device, dtype = first.device, compute_dtype(first)
-    ops, plan = backend(first, conv.fused), frame_tables.plan_of(radial)
+    dtype, ops = compute_dtype(first), backend(first, conv.fused)
     hidden = radial(edge_feats["0"].squeeze(-1)).to(dtype)
-    exact = radial.weights.dtype == torch.float64
-    weights = ops.mix_rows(radial.weights, *plan.tables(device, exact), dtype)
-    x = _into_frames(conv, node_feats, edge_feats, graph, geometry, plan, dtype, ops)
+    weights = ops.mix_rows(radial.weights, *tables.weights, dtype)
+    x = _into_frames(conv, node_feats, edge_feats, graph, geometry, tables, dtype, ops)
     parts: dict[int, Tensor] = {}
-    for trunk, own in zip(plan.trunks, weights.split([len(trunk.index) for trunk in plan.trunks]), strict=True):
-        part = ops.conv(x, hidden[:, trunk.trunk], own, trunk.numbers, trunk.rows)
-        parts[trunk.group] = _add_rows(parts[trunk.group], part) if trunk.group in parts else part
-    rows_before, row_maps = 0, []
-    for group, layout in enumerate(plan.groups):
-        for degree in layout.fiber.degrees:
-            reach = len(parts[group])
-            row_maps += [row + rows_before if 0 <= row < reach else -1 for row in layout.row_map(degree)]
-        rows_before += len(parts[group])
-    y = torch.cat([parts[group] for group in range(len(plan.groups))])
-    table, order, width = column_table(columns, str(device))
-    spec = [number for degree, places in columns for number in (degree, len(places))]
-    packed = ops.from_frame(y, geometry.rotations, table, row_table(tuple(row_maps), str(device)), spec, width)
+    start = 0
+    for trunk, group, count, blocks, rows in tables.trunks:
+        part = ops.conv(x, hidden[:, trunk], weights[start : start + count], blocks, rows)
+        parts[group] = _add_rows(parts[group], part) if group in parts else part
+        start += count
+    y = torch.cat([parts[group] for group in sorted(parts)]) if len(parts) > 1 else parts[0]
+    out = tables.outputs
+    packed = ops.from_frame(y, geometry.rotations, out.columns, out.rows, out.spec, out.width)
     if geometry.degenerate is None:
         return packed
     some = geometry.degenerate  # no direction, so no frame: the basis of paths has only J = 0 there
     features = {degree: value[some] for degree, value in conv.sources(node_feats, edge_feats, graph.src).items()}
     messages = conv.conv(features, edge_feats["0"][some].squeeze(-1), geometry.part(some))
-    rows = torch.cat([messages[str(degree)].flatten(1) for degree, _ in columns], 1)[:, order]
+    rows = torch.cat([messages[str(degree)].flatten(1) for degree in conv.fiber_out.degrees], 1)[:, out.order]
     return packed.index_copy(0, some, rows.to(packed.dtype))
 
 
@@ -160,19 +134,16 @@ def _add_rows(total: Tensor, part: Tensor) -> Tensor:
 
 
 def _into_frames(
-    conv, node_feats, edge_feats, graph: Graph, geometry: Geometry, plan, dtype: torch.dtype, ops
+    conv, node_feats, edge_feats, graph: Graph, geometry: Geometry, tables: FrameTables, dtype: torch.dtype, ops
 ) -> Tensor:
-    """The sources' features in the frames: (rows of ``plan.inputs``, E)."""
-    fiber = plan.inputs.fiber
-    if any(degree and conv.fiber_edge[degree] for degree in fiber.degrees):
+    """The sources' features in the frames: (rows, E)."""
+    if any(degree and conv.fiber_edge[degree] for degree in tables.input_degrees):
         features, gather = conv.sources(node_feats, edge_feats, graph.src), (None, None, None)
     else:
         features, gather = node_feats, (graph.src, *graph.by_source)
-    x = torch.cat([features[str(degree)].to(dtype).flatten(1) for degree in fiber.degrees], 1)
-    table, _, _ = column_table(frame_tables.plain_columns(fiber), str(x.device))
-    row_maps = tuple(row for degree in fiber.degrees for row in plan.inputs.row_map(degree))
-    spec = [number for element in fiber for number in element]
-    arguments = (geometry.rotations, table, row_table(row_maps, str(x.device)), spec, plan.inputs.rows)
+    x = torch.cat([features[str(degree)].to(dtype).flatten(1) for degree in tables.input_degrees], 1)
+    packing = tables.inputs
+    arguments = (geometry.rotations, packing.columns, packing.rows, packing.spec, tables.input_rows)
     return ops.to_frame(x, *gather, *arguments)
 
 
@@ -193,8 +164,8 @@ def attention_block(
     """Keys, values and attention of a block without unpacking them: {degree: (N, value channels, 2 d + 1)}."""
     attention, conv = block.attention, block.to_key_value
     heads = attention.num_heads
-    columns = frame_tables.head_columns(block.value_fiber, block.key_fiber, heads)
-    kv = packed_messages(conv, node_feats, edge_feats, graph, geometry, columns)
+    tables = conv.frame_tables(next(iter(node_feats.values())).device, heads)
+    kv = packed_messages(conv, node_feats, edge_feats, graph, geometry, tables)
     q = block.key_fiber.to_attention_heads(query, heads).flatten(1).to(kv.dtype)
     sizes = (heads, block.value_fiber.num_features // heads, block.key_fiber.num_features // heads)
     ops = backend(kv, conv.fused)

@@ -91,6 +91,22 @@ class SE3Transformer(nn.Module):
 
         ValueError where features are missing or have another shape than the fibers say.
         """
+        compiling = torch.compiler.is_compiling()
+        graph, node_feats, edge_feats, geometry = self._prepare(graph, node_feats, edge_feats, basis, compiling)
+        node_feats = self.graph_modules(node_feats, edge_feats, graph=graph, basis=geometry)
+        if self.pooling is not None:
+            return self.pooling_module(node_feats, graph=graph)
+        return node_feats if self.return_type is None else node_feats[str(self.return_type)]
+
+    @torch.compiler.disable
+    def _prepare(
+        self, graph: Any, node_feats: Mapping[str, Tensor], edge_feats: Mapping[str, Tensor] | None, basis: Any,
+        everything: bool,
+    ) -> tuple[Graph, dict[str, Tensor], dict[str, Tensor], Geometry]:  # fmt: skip
+        """Checked inputs in the graph's order, distances among the edge features, and the geometry.
+
+        ``everything``: with all that layers would compute of it when they first need it.
+        """
         graph = as_graph(graph)
         edge_feats = {str(degree): graph.edge_values(value) for degree, value in (edge_feats or {}).items()}
         node_feats = {str(degree): value for degree, value in node_feats.items()}
@@ -103,21 +119,12 @@ class SE3Transformer(nn.Module):
         distances = basis.distances
         scalars = [edge_feats["0"], distances.to(edge_feats["0"].dtype)] if self.fiber_edge[0] else [distances]
         edge_feats["0"] = torch.cat(scalars, 1).to(next(iter(node_feats.values())).dtype)
-        node_feats = self.graph_modules(node_feats, edge_feats, graph=graph, basis=basis)
-        if self.pooling is not None:
-            return self.pooling_module(node_feats, graph=graph)
-        return node_feats if self.return_type is None else node_feats[str(self.return_type)]
-
-    @staticmethod
-    def add_argparse_args(parser: Any) -> Any:
-        """The reference package's command-line options of the model."""
-        parser.add_argument("--num_layers", type=int, default=7)
-        parser.add_argument("--num_heads", type=int, default=8)
-        parser.add_argument("--channels_div", type=int, default=2)
-        parser.add_argument("--pooling", choices=["max", "avg", "sum"], default=None)
-        for name in ("norm", "use_layer_norm", "low_memory"):
-            parser.add_argument(f"--{name}", type=lambda text: text.lower() in ("1", "true", "yes"), default=False)
-        return parser
+        if everything:
+            convolutions = [module for module in self.modules() if isinstance(module, ConvSE3)]
+            in_frames = convolutions[0].uses_frames(node_feats, basis)
+            basis.prepare(in_frames)
+            _ = graph.row_start, graph.by_source, graph.graph_start
+        return graph, node_feats, edge_feats, basis
 
 
 def _check(features: Mapping[str, Tensor], fiber: Fiber, rows: int, what: str) -> None:
