@@ -8,6 +8,7 @@ Loading such a state dict with ``load_state_dict`` converts it, and gives each l
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from .model.radial import Pair, RadialProfile
 
 SHARING = ("all", "output", "input", "pair")  # of which pairs of degrees have one trunk; the order is that of the codes
-PREFIXES = ("module.", "_orig_mod.")
 _PROFILE = re.compile(
     r"(conv|conv_out\.(?P<out>\d+)|conv_in\.(?P<in>\d+)|conv\.(?P<pair>\d+,\d+))"
     r"\.radial_func\.net\.(?P<layer>\d)\.(?P<leaf>weight|bias)$"
@@ -27,14 +27,9 @@ _PROFILE = re.compile(
 
 
 def strip_prefixes(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Without the wrapper prefixes that every key starts with."""
-    stripped = dict(state_dict)
-    while stripped:
-        prefix = next((prefix for prefix in PREFIXES if all(key.startswith(prefix) for key in stripped)), None)
-        if prefix is None:
-            break
-        stripped = {key[len(prefix) :]: value for key, value in stripped.items()}
-    return stripped
+    """Without the names of wrappers (data parallel, compiled) that every key starts with."""
+    wrappers = re.match(r"((module|_orig_mod)\.)*", os.path.commonprefix(list(state_dict)))
+    return {key[wrappers.end() :]: value for key, value in state_dict.items()}
 
 
 def read_checkpoint(content: Mapping[str, Any]) -> dict[str, Tensor]:

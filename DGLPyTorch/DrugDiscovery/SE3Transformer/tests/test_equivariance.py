@@ -321,6 +321,32 @@ def test_degenerate_geometry(name, dtype):
         assert_close(turned, turn(plain, rotation), 1e-6 if "far" in name or "large" in name else 1e-9)
 
 
+@pytest.mark.parametrize("degrees", [1, 2, 3])
+def test_all_pairs_of_flags(degrees):
+    """Every two flags together: finite outputs and gradients, invariant under rotation."""
+    torch.manual_seed(0)
+    case, rotation = Case(Fiber({0: 6}), Fiber({0: 4}), torch.float64), random_rotation(6)
+    choices = {
+        "norm": (True, False), "use_layer_norm": (True, False), "low_memory": (True, False),
+        "tensor_cores": (True, False), "pooling": (None, "max", "avg", "sum"), "return_type": (None, 0),
+        "channels_div": (1, 2), "num_heads": (1, 4), "radial_sharing": ("all", "output", "input", "pair"),
+    }  # fmt: skip
+    met = set()
+    for one, two in itertools.combinations(choices, 2):
+        for first, second in itertools.product(choices[one], choices[two]):
+            options = {"return_type": 0} | {one: first, two: second}
+            net = SE3Transformer(1, Fiber({0: 6}), Fiber.create(degrees, 8), Fiber({0: 3}), fiber_edge=Fiber({0: 4}),
+                                 **({"num_heads": 2, "channels_div": 2} | options)).double()  # fmt: skip
+            outputs = [net(case.graph(positions), case.nodes, case.edges)
+                       for positions in (case.positions, case.positions @ rotation.T)]  # fmt: skip
+            plain, turned = (value["0"] if isinstance(value, dict) else value for value in outputs)
+            assert (plain - turned).abs().max() < 1e-9, options
+            plain.sum().backward()
+            assert all(p.grad is None or torch.isfinite(p.grad).all() for p in net.parameters()), options
+            met.add((one, two))
+    assert len(met) == 36
+
+
 def test_pooling_of_vectors_and_empty_graphs():
     features = {"1": torch.arange(12.0).view(2, 2, 3), "0": torch.tensor([[-1.0], [-3.0]])[..., None]}
     nothing = torch.zeros(0, dtype=torch.long)

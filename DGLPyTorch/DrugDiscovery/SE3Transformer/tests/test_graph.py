@@ -142,7 +142,7 @@ class ProteinTrack(nn.Module):
         self.se3 = SE3Transformer(
             num_layers=2, fiber_in=Fiber({0: l0_in, 1: l1_in}), fiber_hidden=Fiber.create(2, 8),
             fiber_out=Fiber({0: l0_out, 1: l1_out}), num_heads=2, channels_div=2,
-            fiber_edge=Fiber({0: num_edge_features}), use_layer_norm=True, populate_edge="lin", final_layer="lin",
+            fiber_edge=Fiber({0: num_edge_features}), use_layer_norm=True,
         )  # fmt: skip
         for name, parameter in self.se3.named_parameters():
             if "bias" in name:
@@ -177,6 +177,35 @@ def test_call_pattern_of_protein_design_codes():
     sum(value.sum() for value in out.values()).backward()
     last = track.se3.graph_modules[-1]
     assert last.conv.radial_func.weights.grad.abs().max() > 0 and last.to_kernel_self["1"].grad.abs().max() > 0
+
+
+def test_options_of_a_command_line_pass_and_those_of_other_models_do_not():
+    fiber = Fiber({0: 8})
+    SE3Transformer(1, fiber, fiber, fiber, 2, 2, batch_size=240, populate_edge="lin", final_layer="conv")
+    with pytest.raises(ValueError, match="final_layer 'lin' is not supported, only 'conv'"):
+        SE3Transformer(1, fiber, fiber, fiber, 2, 2, final_layer="lin")
+
+
+@pytest.mark.slow
+def test_the_model_compiles_as_one_graph():
+    src, dst, positions, batch = joined()
+    model, (nodes, edges) = pooled_model(), features()
+    order = dst.argsort(stable=True)
+    src, dst, edges = src[order], dst[order], {"0": edges["0"][order]}
+    relative = positions[dst] - positions[src]
+
+    def graph() -> Graph:
+        return Graph(torch.stack([src, dst]), 15, batch, 3, relative, degenerate=None)
+
+    graphs = []
+
+    def count(module, inputs):
+        graphs.append(module)
+        return module.forward
+
+    compiled = torch.compile(model, backend=count)
+    assert torch.allclose(compiled(graph(), nodes, edges), model(graph(), nodes, edges), atol=1e-12)
+    assert len(graphs) <= 3  # layers, and the head
 
 
 def test_graphs_without_positions_and_foreign_objects_are_refused():
@@ -275,6 +304,22 @@ def test_edge_frames_are_the_basis_of_paths(case, sharing):
     assert results[0].keys() == results[1].keys()
     for name, value in results[0].items():
         assert (results[1][name] - value).abs().max() <= 1e-10 * max(1.0, value.abs().max().item()), name
+
+
+def test_low_memory_in_frames_has_the_same_gradients():
+    src, dst, positions, batch = joined()
+    graph = Graph.build(src, dst, 15, relative_pos=positions[dst] - positions[src], batch=batch, num_graphs=3)
+    gradients, saved = [], []
+    for low_memory in (False, True):
+        model = set_kernels(pooled_model(low_memory=low_memory), True)
+        sizes: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=sizes: kept.append(t.numel()) or t, lambda t: t):
+            loss = model(graph, *features()).sum()
+        loss.backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+        saved.append(sum(sizes))
+    assert all(torch.allclose(one, two, atol=1e-12) for one, two in zip(*gradients, strict=True))
+    assert saved[1] < saved[0] / 3
 
 
 def test_forces_use_the_basis_whatever_is_selected():

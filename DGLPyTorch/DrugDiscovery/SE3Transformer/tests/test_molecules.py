@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dlx import checkpoint
-from se3_transformer import chemistry, infer, options, pretrained, qm9
+from se3_transformer import chemistry, infer, options, prepare, pretrained, qm9
 from se3_transformer.molecules import CHARGES, Collator, Molecules, TargetScale, fit_scale, flatten, split
 
 needs_rdkit = pytest.mark.skipif(importlib.util.find_spec("rdkit") is None, reason="needs the package rdkit")
@@ -367,3 +367,10 @@ def test_data_options_give_the_published_split(monkeypatch):
     assert np.allclose(restored, options.target_values(parts["val"], "homo"), atol=1e-5)
     fewer = options.DataOptions(max_molecules=50).open()
     assert sum(len(part) for part in fewer.values()) == pytest.approx(50, abs=2)
+
+
+def test_prepare_says_what_is_there(monkeypatch, capsys):
+    monkeypatch.setattr(qm9, "load", lambda: fake_set(200))
+    found = prepare.main(["--task", "mu"])
+    assert found["splits"] == {"train": 153, "test": 20, "val": 27} and found["scale"]["unit"] == "D"
+    assert "train: 153 molecules" in capsys.readouterr().out

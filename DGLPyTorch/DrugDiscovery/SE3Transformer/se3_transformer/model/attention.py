@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..graph import Graph
 from . import ops
 from .basis import Basis
-from .convolution import ConvSE3, ConvSE3FuseLevel
+from .convolution import ConvSE3, ConvSE3FuseLevel, recomputed
 from .fiber import Fiber, degree_to_dim
 from .geometry import Geometry
 from .linear import LinearSE3
@@ -92,7 +92,10 @@ class AttentionBlockSE3(nn.Module):
         geometry = basis if isinstance(basis, Geometry) else Geometry(graph.relative_pos, conv.max_degree, basis)
         query = self.to_query(node_features)
         if conv.uses_frames(node_features, geometry):
-            attended = ops.attention_block(self, node_features, edge_features, query, graph, geometry)
+            arguments = (self, node_features, edge_features, query, graph, geometry)
+            attended = (
+                recomputed(ops.attention_block, *arguments) if conv.low_memory else ops.attention_block(*arguments)
+            )
         else:
             messages = conv(node_features, edge_features, graph, geometry)
             value, key = self._split(messages)

@@ -14,8 +14,9 @@ N nodes, E edges, C channels, F paths.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +34,13 @@ from .linear import mix_channels
 from .radial import RadialProfile
 
 LOW_MEMORY_NUMBERS = 2**24  # radial weights that low-memory mode holds at a time
+
+
+def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The function's value; what it computes on the way is computed again in the backward pass instead of kept."""
+    if not torch.is_grad_enabled():
+        return function(*arguments)
+    return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
 class ConvSE3FuseLevel(Enum):
@@ -169,7 +177,8 @@ class ConvSE3(nn.Module):
         """{degree: (E, C_out, 2 o + 1)}."""
         if self.uses_frames(node_feats, geometry):
             tables = self.frame_tables(next(iter(node_feats.values())).device)
-            packed = ops.packed_messages(self, node_feats, edge_feats, graph, geometry, tables)
+            arguments = (self, node_feats, edge_feats, graph, geometry, tables)
+            packed = recomputed(ops.packed_messages, *arguments) if self.low_memory else ops.packed_messages(*arguments)
             return ops.unpack(packed, self.fiber_out)
         if not self.low_memory:
             return self._part(node_feats, edge_feats, graph.src, geometry)
@@ -179,8 +188,7 @@ class ConvSE3(nn.Module):
         for edges in torch.arange(graph.num_edges, device=graph.src.device).split(size):
             some = {degree: value[edges] for degree, value in edge_feats.items()}
             arguments = (node_feats, some, graph.src[edges], geometry.part(edges))
-            keep = not torch.is_grad_enabled()
-            parts.append(self._part(*arguments) if keep else checkpoint(self._part, *arguments, use_reentrant=False))
+            parts.append(recomputed(self._part, *arguments))
         return {degree: torch.cat([part[degree] for part in parts]) for degree in parts[0]}
 
     def sources(

@@ -23,6 +23,9 @@ from .geometry import Geometry
 from .norm import NormSE3
 from .pooling import GPooling
 
+# Options of protein-design codes' own copies of the package, with the value that the original has.
+VARIANTS = {"populate_edge": "lin", "final_layer": "conv", "sum_over_edge": True}
+
 
 class Layers(nn.ModuleList):
     """Layers that are called in turn with the graph, the edge features and the geometry."""
@@ -38,7 +41,8 @@ class SE3Transformer(nn.Module):
 
     ``return_type``: return the tensor of this degree instead of the dictionary of all. ``pooling`` (max, avg, sum):
     one row per graph, of degree ``return_type``, which defaults to 0. ``low_memory``: keys and values are computed in
-    parts and recomputed in the backward pass. ``tensor_cores`` is accepted and has no effect.
+    parts and recomputed in the backward pass. ``tensor_cores`` is accepted and has no effect, like other options of
+    the reference's command line; those of its descendants that would make another model are refused (``VARIANTS``).
     """
 
     def __init__(
@@ -60,6 +64,9 @@ class SE3Transformer(nn.Module):
         **kwargs: Any,
     ):
         super().__init__()
+        for name, only in VARIANTS.items():
+            if kwargs.get(name, only) != only:
+                raise ValueError(f"{name} {kwargs[name]!r} is not supported, only {only!r}")
         self.num_layers, self.num_heads, self.channels_div = num_layers, num_heads, channels_div
         self.fiber_in, self.fiber_hidden, self.fiber_out = fiber_in, fiber_hidden, fiber_out
         self.fiber_edge = Fiber({}) if fiber_edge is None else fiber_edge
