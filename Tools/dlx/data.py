@@ -312,8 +312,8 @@ def entries(home: str | os.PathLike[str] | None = None) -> list[Entry]:
         if folder.is_dir():
             state = "partial" if folder.suffix in (".partial", ".tmp") else "complete"
             found.append(Entry("package", f"{folder.parent.name}/{folder.name}", folder, _size(folder), state))
-    # Package lists; what tasks know of users' folders; scenes that were made.
-    for kind, name in (("package", "apt"), ("index", "index"), ("data", "scenes")):
+    # Package lists; what tasks know of users' folders; scenes and speech that were made.
+    for kind, name in (("package", "apt"), ("index", "index"), ("data", "scenes"), ("data", "speech")):
         if (root / name).is_dir():
             found.append(Entry(kind, name, root / name, _size(root / name), "complete"))
     return found
