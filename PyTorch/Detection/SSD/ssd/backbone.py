@@ -74,16 +74,16 @@ class Backbone(nn.Module):
                 blocks.append(Block(channels, _layers(kind, width * 2**stage, stride)))
                 channels = blocks[-1].out_channels
             setattr(self, f"layer{stage + 1}", nn.Sequential(*blocks))
-        self.out_channels = channels
+        self.out_channels = (channels,)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> list[Tensor]:
         # A folded model has an Identity here: its norm holds the convolution and folds the channels itself.
         plain = not (isinstance(self.conv1, nn.Conv2d) and Stem.applies(x))
         x = self.bn1.pooled(self.conv1(x) if plain else Stem.convolve(x, self.conv1.weight))
         pair = (x, x)
         for stage in (self.layer1, self.layer2, self.layer3):
             pair = stage(pair)
-        return pair[0]
+        return [pair[0]]

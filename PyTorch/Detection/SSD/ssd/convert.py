@@ -62,8 +62,28 @@ def to_canonical(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return converted
 
 
+def _mobilenet_name(name: str) -> str:
+    """torchvision's name of a tensor of MobileNetV2 in `mobilenet.MobileNetBackbone`."""
+    part = re.match(r"features\.(\d+)\.(?:conv\.)?([\d.]+)\.(\w+)$", name)
+    if part is None:
+        return name
+    layer, place, tensor = int(part[1]), part[2], part[3]
+    if layer == 0:
+        return f"{ {'0': 'stem', '1': 'bn0'}[place] }.{tensor}"
+    if layer == 18:
+        return f"{ {'0': 'last', '1': 'bn_last'}[place] }.{tensor}"
+    places = {"0.0": "widen", "0.1": "bn1", "1.0": "filter", "1.1": "bn2", "2": "narrow", "3": "bn3"}
+    if layer == 1:  # it does not widen
+        places = {"0.0": "filter", "0.1": "bn2", "1": "narrow", "2": "bn3"}
+    return f"blocks.{layer - 1}.{places[place]}.{tensor}"
+
+
 def backbone_tensors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What a backbone takes of a ResNet classifier in torchvision's or NVIDIA's layout (``layers.0`` is ``layer1``)."""
+    """What a backbone takes of a classifier: a ResNet in torchvision's or NVIDIA's layout (``layers.0`` is ``layer1``),
+    or torchvision's MobileNetV2."""
+    if "features.0.0.weight" in state_dict:
+        kept = {name: value for name, value in state_dict.items() if not name.startswith("classifier.")}
+        return {_mobilenet_name(name): value for name, value in kept.items()}
     renamed = {
         re.sub(r"^layers\.(\d)\.", lambda match: f"layer{int(match[1]) + 1}.", name): value
         for name, value in strip_prefixes(state_dict).items()

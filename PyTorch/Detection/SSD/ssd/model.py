@@ -1,4 +1,4 @@
-"""SSD300 v1.1: Single Shot MultiBox Detector (Liu et al. 2016, https://arxiv.org/abs/1512.02325) on a ResNet.
+"""SSD300 v1.1: Single Shot MultiBox Detector (Liu et al. 2016, https://arxiv.org/abs/1512.02325) on other backbones.
 
 Differences from the paper, as in NVIDIA's version: ResNet instead of VGG-16 (Huang et al. 2017), batch norm in the
 extra layers, and no rescaling of the first map. One convolution per map gives the four offsets and the class scores of
@@ -20,14 +20,15 @@ from dlx.norm import BatchNormAct
 
 from .anchors import HALVED, PER_CELL
 from .backbone import Backbone
+from .mobilenet import MobileNetBackbone
 
 
 @dataclass(frozen=True)
 class SSDConfig:
     """``squeezed`` and ``extra``: channels of the extra blocks' 1x1 and 3x3 convolutions; ``width``: of the stem."""
 
-    kind: str
-    depths: tuple[int, int, int]
+    kind: str  # basic or bottleneck: a ResNet; mobilenet
+    depths: tuple[int, ...] = ()
     squeezed: tuple[int, ...] = (256, 256, 128, 128, 128)
     extra: tuple[int, ...] = (512, 512, 256, 256, 256)
     width: int = 64
@@ -90,11 +91,16 @@ class SSD(nn.Module):
     def __init__(self, config: SSDConfig, num_classes: int = 80):
         super().__init__()
         self.config, self.num_classes = config, num_classes
-        self.backbone = Backbone(config.kind, config.depths, config.width)
-        channels = [self.backbone.out_channels, *config.extra]
+        self.backbone: Backbone | MobileNetBackbone
+        if config.kind == "mobilenet":
+            self.backbone = MobileNetBackbone()
+        else:
+            self.backbone = Backbone(config.kind, config.depths, config.width)
+        given = len(self.backbone.out_channels)
+        channels = [*self.backbone.out_channels, *config.extra]
         self.extra = nn.ModuleList(
-            ExtraBlock(channels[index], config.squeezed[index], channels[index + 1], halves=index < HALVED - 1)
-            for index in range(len(config.extra))
+            ExtraBlock(channels[level - 1], config.squeezed[level - given], channels[level], halves=level < HALVED)
+            for level in range(given, len(PER_CELL))
         )
         for module in self.extra.modules():
             if isinstance(module, nn.Conv2d):
@@ -105,7 +111,7 @@ class SSD(nn.Module):
 
     def features(self, images: Tensor) -> Sequence[Tensor]:
         """The six maps, largest first."""
-        maps = [self.backbone(images)]
+        maps = list(self.backbone(images))
         for block in self.extra:
             maps.append(block(maps[-1]))
         return maps

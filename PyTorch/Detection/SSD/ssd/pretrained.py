@@ -162,5 +162,7 @@ def start_from(model: SSD, source: str | os.PathLike[str], arch: str | None = No
 
 
 def load_backbone(model: SSD, path: str | os.PathLike[str]) -> weights.LoadReport:
-    """Copy a ResNet classifier's weights (torchvision's, NVIDIA's or our ConvNets' layout) into the backbone."""
+    """Copy a classifier's weights into the backbone: a file (see `convert.backbone_tensors`) or a card's name."""
+    if str(path) in weights.cards():
+        path = weights.resolve(str(path))
     return weights.load_into(model.backbone, backbone_tensors(weights.load_state_dict(path)))

@@ -22,7 +22,7 @@ class TrainConfig(DataOptions, TrainOptions):
     )
     backbone_from: str | None = configs.field(
         None,
-        help="start the backbone from a ResNet classifier's weights file",
+        help="start the backbone from a classifier's weights (file or card)",
         group="model",
     )
     epochs: int = configs.field(65, help="passes over the training pictures", ge=1, group="recipe")

@@ -22,6 +22,7 @@ class Architecture:
 
 
 COMPACT = {"squeezed": (128, 128, 64, 64, 64), "extra": (256, 256, 128, 128, 128)}
+MOBILE = {"squeezed": (128, 64, 64), "extra": (256, 128, 128)}
 SMALL = {"squeezed": (64, 64, 64, 64, 64), "extra": (128, 128, 128, 128, 128), "width": 32}
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -33,6 +34,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "ssd300_resnet152": Architecture(SSDConfig("bottleneck", (3, 8, 36)), 57_530_678),
     "ssd300_compact": Architecture(SSDConfig("basic", (2, 2, 2), **COMPACT), 8_201_654),
     "ssd300_small": Architecture(SSDConfig("basic", (2, 2, 2), **SMALL), 4_050_838),
+    "ssd300_mobilenet_v2": Architecture(SSDConfig("mobilenet", **MOBILE), 13_923_702),
     # fmt: on
 }
 
