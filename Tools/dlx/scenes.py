@@ -12,6 +12,8 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -275,9 +277,12 @@ def _make_parts(folder: Path, source: Source, options: SceneOptions, processes: 
             return
         # Not forked: the caller may have threads, of which a forked child has none but all their locks.
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(processes, context, _start_worker, (folder, source, options)) as workers:
+        workers = ProcessPoolExecutor(processes, context, _start_worker, (folder, source, options))
+        try:
             for made in workers.map(_work, jobs):
                 bar.update(made)
+        finally:
+            workers.shutdown(cancel_futures=True)  # parts that were begun are finished, and kept
 
 
 _worker: tuple[Path, Source, SceneOptions] | None = None
@@ -286,6 +291,14 @@ _worker: tuple[Path, Source, SceneOptions] | None = None
 def _start_worker(folder: Path, source: Source, options: SceneOptions) -> None:
     global _worker
     _worker = (folder, source, options)
+    # Ctrl-C goes to all processes: a worker that it hit while it took a job would leave the others waiting for ever.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+
+
+def _leave_with_parent() -> None:
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 def _work(job: tuple[str, int, int]) -> int:
