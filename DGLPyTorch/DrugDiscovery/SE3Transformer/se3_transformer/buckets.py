@@ -15,10 +15,10 @@ from .molecules import Batch
 
 
 def bucket(count: int, steps: int = 8, least: int = 64) -> int:
-    """The next size: multiples of 1 / ``steps`` of the power of two below ``count``, so at most that much is added."""
+    """The next size: multiples of 1 / ``steps`` of the power of two below ``count``, but of 16 at least."""
     if count <= least:
         return least
-    step = max(1, (1 << (count - 1).bit_length() - 1) // steps)
+    step = max(16, (1 << (count - 1).bit_length() - 1) // steps)
     return -(-count // step) * step
 
 

@@ -81,7 +81,7 @@ class Case:
             ),
             "to_frame": (
                 lambda: module.to_frame(
-                    self.features, *gather, self.rotations, table, rows, spec, self.plan.inputs.rows
+                    self.features, *gather, self.rotations, table, rows, spec, self.plan.inputs.rows, self.edges
                 ),
                 [self.features],
             ),

@@ -271,7 +271,8 @@ def test_padding_changes_no_output():
 def test_buckets_are_few_and_near():
     sizes = [buckets.bucket(count) for count in range(1, 20000)]
     assert all(size >= count for count, size in enumerate(sizes, 1)) and sizes == sorted(sizes)
-    assert all(size <= 1.125 * count + 1 for count, size in enumerate(sizes, 1) if count > 64)
+    assert all(size <= max(1.125 * count + 1, count + 15) for count, size in enumerate(sizes, 1) if count > 64)
+    assert all(size % 16 == 0 for size in sizes)
     assert len(set(sizes)) < 80
 
 

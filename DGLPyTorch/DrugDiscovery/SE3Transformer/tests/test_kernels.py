@@ -139,13 +139,15 @@ def test_rotations(case, edges, dtype):
     src = torch.randint(nodes, (edges,), generator=torch.Generator().manual_seed(1)).to(DEVICE)
     graph = Graph(torch.stack([src, src.sort().values]), nodes)
     gather = (graph.src, *graph.by_source)
-    rest = (*gather, rotations, columns, rows, spec, layout.rows)
+    padded = edges + 5
+    rest = (*gather, rotations, columns, rows, spec, layout.rows, padded)
     compare("to_frame", [rand(nodes, layout.fiber.num_features)], rest, dtype)
-    rest = (None, None, None, rotations, columns, rows, spec, layout.rows)
+    assert not fast().to_frame(rand(nodes, layout.fiber.num_features).to(dtype), *rest)[:, edges:].any()
+    rest = (None, None, None, rotations, columns, rows, spec, layout.rows, edges)
     compare("to_frame", [rand(edges, layout.fiber.num_features)], rest, dtype)
     layout, rotations, columns, rows, spec = layout_arguments(case, edges, "out")
     rest = (rotations, columns, rows, spec, layout.fiber.num_features)
-    compare("from_frame", [rand(layout.rows, edges)], rest, dtype)
+    compare("from_frame", [rand(layout.rows, padded)], rest, dtype)
 
 
 def segments(kind: str) -> tuple[torch.Tensor, int]:
@@ -285,7 +287,7 @@ def test_operators_are_registered_properly():
     ops = torch.ops.se3_transformer
     fast()
     torch.library.opcheck(
-        ops.to_frame, (x, None, None, None, rotations, columns, rows, spec, layout.rows), test_utils=checks
+        ops.to_frame, (x, None, None, None, rotations, columns, rows, spec, layout.rows, 16), test_utils=checks
     )
     y = rand(layout.rows, 5).float().requires_grad_()
     arguments = (y, rotations, columns, rows, spec, layout.fiber.num_features)

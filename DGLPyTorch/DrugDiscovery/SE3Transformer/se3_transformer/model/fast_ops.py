@@ -2,7 +2,8 @@
 
 Blocks are lists of 8 numbers per |m| (``frame_tables.Block``); ``spec`` lists (degree, channels) of a fiber,
 ``columns`` where each channel's first component lies in a packed row, ``row_maps`` the rows of each degree's components
-in the (rows, E) matrix of frames, -1 where there is none. ``frame_math`` has the same operations in plain PyTorch.
+in the (rows, P) matrix of frames, -1 where there is none; P is the number of edges, padded with zeros. ``frame_math``
+has the same operations in plain PyTorch.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from . import kernels
 @custom_op("se3_transformer::to_frame", mutates_args=())
 def to_frame(
     x: Tensor, index: Tensor | None, order: Tensor | None, start: Tensor | None, rotations: Tensor, columns: Tensor,
-    row_maps: Tensor, spec: list[int], rows: int,
+    row_maps: Tensor, spec: list[int], rows: int, padded: int,
 ) -> Tensor:  # fmt: skip
-    """Packed rows x (R, W), gathered by ``index`` (E,) if given, turned into the frames of the edges: (rows, E).
+    """Packed rows x (R, W), gathered by ``index`` (E,) if given, turned into the frames of the edges: (rows, padded).
 
     ``order``, ``start``: the edges by source and where each source's begin, for the gradient of a gather.
     """
-    return kernels.to_frame(x.contiguous(), index, rotations, columns, row_maps, spec, rows)
+    return kernels.to_frame(x.contiguous(), index, rotations, columns, row_maps, spec, rows, padded)
 
 
 @to_frame.register_fake
-def _(x, index, order, start, rotations, columns, row_maps, spec, rows):
-    return x.new_empty(rows, rotations.shape[0])
+def _(x, index, order, start, rotations, columns, row_maps, spec, rows, padded):
+    return x.new_empty(rows, padded)
 
 
 def _to_frame_setup(ctx, inputs, output) -> None:
-    x, index, order, start, rotations, columns, row_maps, spec, _ = inputs
+    x, index, order, start, rotations, columns, row_maps, spec, _, _ = inputs
     ctx.save_for_backward(order, start, rotations, columns, row_maps)
     ctx.spec, ctx.width, ctx.gathers = spec, x.shape[1], index is not None
 
@@ -42,7 +43,7 @@ def _to_frame_backward(ctx, grad):
     dx = from_frame(grad, rotations, columns, row_maps, ctx.spec, ctx.width)
     if ctx.gathers:
         dx = segment_gather(dx, order, start)
-    return (dx, *(None,) * 8)
+    return (dx, *(None,) * 9)
 
 
 to_frame.register_autograd(_to_frame_backward, setup_context=_to_frame_setup)
@@ -61,7 +62,7 @@ def _(x, order, start):
 
 @custom_op("se3_transformer::from_frame", mutates_args=())
 def from_frame(y: Tensor, rotations: Tensor, columns: Tensor, row_maps: Tensor, spec: list[int], width: int) -> Tensor:
-    """Components (rows, E) turned back from the frames and packed: (E, width)."""
+    """Components (rows, P) turned back from the frames and packed: (E, width), of the first E columns."""
     return kernels.from_frame(y.contiguous(), rotations, columns, row_maps, spec, width)
 
 
@@ -73,12 +74,12 @@ def _(y, rotations, columns, row_maps, spec, width):
 def _from_frame_setup(ctx, inputs, output) -> None:
     y, rotations, columns, row_maps, spec, _ = inputs
     ctx.save_for_backward(rotations, columns, row_maps)
-    ctx.spec, ctx.rows = spec, y.shape[0]
+    ctx.spec, ctx.shape = spec, y.shape
 
 
 def _from_frame_backward(ctx, grad):
     rotations, columns, row_maps = ctx.saved_tensors
-    return to_frame(grad, None, None, None, rotations, columns, row_maps, ctx.spec, ctx.rows), *(None,) * 5
+    return to_frame(grad, None, None, None, rotations, columns, row_maps, ctx.spec, *ctx.shape), *(None,) * 5
 
 
 from_frame.register_autograd(_from_frame_backward, setup_context=_from_frame_setup)

@@ -6,6 +6,7 @@ Arguments as there; gradients come from autograd.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -23,9 +24,9 @@ def _degrees(spec: list[int], columns: Tensor, row_maps: Tensor):
 
 def to_frame(
     x: Tensor, index: Tensor | None, order: Tensor | None, start: Tensor | None, rotations: Tensor, columns: Tensor,
-    row_maps: Tensor, spec: list[int], rows: int,
+    row_maps: Tensor, spec: list[int], rows: int, padded: int,
 ) -> Tensor:  # fmt: skip
-    """(R, W) -> (rows, E)."""
+    """(R, W) -> (rows, padded)."""
     source = x if index is None else x[index.long()]
     pieces: dict[int, Tensor] = {}
     for dim, place, row_map, offset in _degrees(spec, columns, row_maps):
@@ -36,11 +37,12 @@ def to_frame(
     joined = torch.cat([pieces[row] for row in sorted(pieces)])
     if len(joined) != rows:
         raise ValueError(f"the row maps name {len(joined)} rows of {rows}")
-    return joined
+    return F.pad(joined, (0, padded - joined.shape[1]))
 
 
 def from_frame(y: Tensor, rotations: Tensor, columns: Tensor, row_maps: Tensor, spec: list[int], width: int) -> Tensor:
-    """(rows, E) -> (E, width)."""
+    """(rows, P) -> (E, width)."""
+    y = y[:, : len(rotations)]
     values, places = [], []
     for dim, place, row_map, offset in _degrees(spec, columns, row_maps):
         zeros = y.new_zeros(len(place), y.shape[1])

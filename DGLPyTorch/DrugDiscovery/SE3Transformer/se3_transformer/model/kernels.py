@@ -1,7 +1,8 @@
 """Triton kernels of ``fast_ops`` and the functions that launch them. No kernel uses atomics or waits for the host.
 
-Matrices of edges' components are (rows, E), so that neighbouring threads take neighbouring edges (``frame_tables``). E
-edges, N nodes, HID hidden width of the radial profile. Sums are taken in float32.
+Matrices of edges' components are (rows, P), so that neighbouring threads take neighbouring edges (``frame_tables``);
+P is the number of edges E padded with zeros to a multiple of 16, without which loads are neither wide nor asynchronous.
+N nodes, HID hidden width of the radial profile. Sums are taken in float32.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from torch import Tensor
 
 # Edges x outputs of a forward tile, edges and inputs per program of the backward pass to inputs, and edges, inputs,
 # outputs and programs per multiprocessor of the one to weights; (tile..., warps). Registers, not arithmetic, set these
-# sizes: none of them spills on sm_90 in 16 bit. `benchmark --mode tiles` measures others.
-FORWARD = (64, 64, 4)
+# sizes: none of them spills on sm_90. `benchmark --mode tiles` measures others.
+FORWARD = (128, 64, 8)
 BACKWARD_INPUT = (64, 32, 4)
-BACKWARD_WEIGHT = (32, 4, 64, 2, 8)
+BACKWARD_WEIGHT = (64, 2, 64, 4, 4)
 ROTATE = (32, 32, 4)
 MIX_ROWS = 64
 UNIT = 9  # numbers that describe a program's share of a block
@@ -283,7 +284,7 @@ def mix_rows(w: Tensor, index: Tensor, coefficients: Tensor, dtype: torch.dtype)
 
 @triton.jit
 def _to_frame_kernel(
-    x_ptr, index_ptr, rotation_ptr, columns_ptr, rows_ptr, out_ptr, E, x_stride, rotation_stride, channels,
+    x_ptr, index_ptr, rotation_ptr, columns_ptr, rows_ptr, out_ptr, E, P, x_stride, rotation_stride, channels,
     DIM: tl.constexpr, GATHER: tl.constexpr, BE: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     edges = tl.program_id(0) * BE + tl.arange(0, BE)
@@ -303,13 +304,13 @@ def _to_frame_kernel(
             for component in tl.static_range(DIM):
                 turn = tl.load(matrix + m * DIM + component, mask=inside, other=0.0)
                 total += turn[:, None] * tl.load(x_tile + component, mask=mask, other=0.0).to(tl.float32)
-            target = out_ptr + (row + channel)[None, :] * E + edges[:, None]
-            tl.store(target, total.to(out_ptr.dtype.element_ty), mask=mask)
+            target = out_ptr + (row + channel)[None, :] * P + edges[:, None]
+            tl.store(target, total.to(out_ptr.dtype.element_ty), mask=(edges < P)[:, None] & valid[None, :])
 
 
 @triton.jit
 def _from_frame_kernel(
-    y_ptr, rotation_ptr, columns_ptr, rows_ptr, out_ptr, E, out_stride, rotation_stride, channels,
+    y_ptr, rotation_ptr, columns_ptr, rows_ptr, out_ptr, E, P, out_stride, rotation_stride, channels,
     DIM: tl.constexpr, BE: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     edges = tl.program_id(0) * BE + tl.arange(0, BE)
@@ -324,27 +325,27 @@ def _from_frame_kernel(
             row = tl.load(rows_ptr + m).to(tl.int64)
             if row >= 0:
                 turn = tl.load(matrix + m * DIM + component, mask=inside, other=0.0)
-                value = tl.load(y_ptr + (row + channel)[None, :] * E + edges[:, None], mask=mask, other=0.0)
+                value = tl.load(y_ptr + (row + channel)[None, :] * P + edges[:, None], mask=mask, other=0.0)
                 total += turn[:, None] * value.to(tl.float32)
         target = out_ptr + edges.to(tl.int64)[:, None] * out_stride + column[None, :] + component
         tl.store(target, total.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 def to_frame(x: Tensor, index: Tensor | None, rotations: Tensor, columns: Tensor, row_maps: Tensor, spec: list[int],
-             rows: int) -> Tensor:  # fmt: skip
-    """Rows of x (R, W), gathered by ``index``, turned into the frames: (rows, E). See ``fast_ops.to_frame``."""
+             rows: int, padded: int) -> Tensor:  # fmt: skip
+    """Rows of x (R, W), gathered by ``index``, turned into the frames: (rows, P). See ``fast_ops.to_frame``."""
     edges = rotations.shape[0]
-    out = x.new_empty(rows, edges)
+    out = x.new_empty(rows, padded)
     tile_e, tile_c, warps = ROTATE
     first_channel = first_row = 0
     for degree, channels in zip(spec[::2], spec[1::2], strict=True):
         dim = 2 * degree + 1
         offset = sum((2 * lower + 1) ** 2 for lower in range(degree))
         if edges:
-            _to_frame_kernel[(triton.cdiv(edges, tile_e), triton.cdiv(channels, tile_c))](
+            _to_frame_kernel[(triton.cdiv(padded, tile_e), triton.cdiv(channels, tile_c))](
                 x, x if index is None else index, rotations[:, offset:], columns[first_channel:], row_maps[first_row:],
-                out, edges, x.stride(0), rotations.stride(0), channels, DIM=dim, GATHER=index is not None, BE=tile_e,
-                BC=tile_c, num_warps=warps,
+                out, edges, padded, x.stride(0), rotations.stride(0), channels, DIM=dim, GATHER=index is not None,
+                BE=tile_e, BC=tile_c, num_warps=warps,
             )  # fmt: skip
         first_channel += channels
         first_row += dim
@@ -352,7 +353,7 @@ def to_frame(x: Tensor, index: Tensor | None, rotations: Tensor, columns: Tensor
 
 
 def from_frame(y: Tensor, rotations: Tensor, columns: Tensor, row_maps: Tensor, spec: list[int], width: int) -> Tensor:
-    """Components (rows, E) turned back: (E, width)."""
+    """Components (rows, P) turned back: (E, width)."""
     edges = rotations.shape[0]
     out = y.new_empty(edges, width)
     tile_e, tile_c, warps = ROTATE
@@ -362,8 +363,8 @@ def from_frame(y: Tensor, rotations: Tensor, columns: Tensor, row_maps: Tensor, 
         offset = sum((2 * lower + 1) ** 2 for lower in range(degree))
         if edges:
             _from_frame_kernel[(triton.cdiv(edges, tile_e), triton.cdiv(channels, tile_c))](
-                y, rotations[:, offset:], columns[first_channel:], row_maps[first_row:], out, edges, width,
-                rotations.stride(0), channels, DIM=dim, BE=tile_e, BC=tile_c, num_warps=warps,
+                y, rotations[:, offset:], columns[first_channel:], row_maps[first_row:], out, edges,
+                y.shape[1], width, rotations.stride(0), channels, DIM=dim, BE=tile_e, BC=tile_c, num_warps=warps,
             )  # fmt: skip
         first_channel += channels
         first_row += dim

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..graph import Graph
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from .fiber import Fiber
     from .geometry import Geometry
 
+EDGE_MULTIPLE = 16  # of the columns that the kernels see
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -105,9 +107,10 @@ def packed_messages(
     """All messages of a convolution by way of the edges' frames, one packed row per edge: (E, numbers of a message)."""
     radial, first = conv.conv.radial_func, next(iter(node_feats.values()))
     dtype, ops = compute_dtype(first), backend(first, conv.fused)
-    hidden = radial(edge_feats["0"].squeeze(-1)).to(dtype)
+    padded = -(-graph.num_edges // EDGE_MULTIPLE) * EDGE_MULTIPLE
+    hidden = F.pad(radial(edge_feats["0"].squeeze(-1)).to(dtype), (0, 0, 0, 0, 0, padded - graph.num_edges))
     weights = ops.mix_rows(radial.weights, *tables.weights, dtype)
-    x = _into_frames(conv, node_feats, edge_feats, graph, geometry, tables, dtype, ops)
+    x = _into_frames(conv, node_feats, edge_feats, graph, geometry, tables, dtype, ops, padded)
     parts: dict[int, Tensor] = {}
     start = 0
     for trunk, group, count, blocks, rows in tables.trunks:
@@ -134,16 +137,24 @@ def _add_rows(total: Tensor, part: Tensor) -> Tensor:
 
 
 def _into_frames(
-    conv, node_feats, edge_feats, graph: Graph, geometry: Geometry, tables: FrameTables, dtype: torch.dtype, ops
+    conv,
+    node_feats,
+    edge_feats,
+    graph: Graph,
+    geometry: Geometry,
+    tables: FrameTables,
+    dtype: torch.dtype,
+    ops,
+    padded: int,
 ) -> Tensor:
-    """The sources' features in the frames: (rows, E)."""
+    """The sources' features in the frames: (rows, padded)."""
     if any(degree and conv.fiber_edge[degree] for degree in tables.input_degrees):
         features, gather = conv.sources(node_feats, edge_feats, graph.src), (None, None, None)
     else:
         features, gather = node_feats, (graph.src, *graph.by_source)
     x = torch.cat([features[str(degree)].to(dtype).flatten(1) for degree in tables.input_degrees], 1)
     packing = tables.inputs
-    arguments = (geometry.rotations, packing.columns, packing.rows, packing.spec, tables.input_rows)
+    arguments = (geometry.rotations, packing.columns, packing.rows, packing.spec, tables.input_rows, padded)
     return ops.to_frame(x, *gather, *arguments)
 
 
