@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -221,6 +226,35 @@ def test_an_interrupted_set_goes_on(source, tmp_path, monkeypatch):
         scenes.generate(tmp_path / "set", source, SceneOptions(**SMALL, seed=5))
     with pytest.raises(ValueError, match="not a generated set"):
         scenes.identity(tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_processes_and_keeps_what_is_done(source, tmp_path, number):
+    """As a terminal does, the signal goes to the whole group."""
+    (tmp_path / "source.pickle").write_bytes(pickle.dumps(source))
+    code = (
+        "import pickle, sys, dlx.scenes as scenes\n"
+        "source = pickle.loads(open(sys.argv[1] + '/source.pickle', 'rb').read())\n"
+        "options = scenes.SceneOptions(train=100000, val=1, min_side=60, max_side=60)\n"
+        "scenes.generate(sys.argv[1] + '/set', source, options, processes=2)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], start_new_session=True, stderr=subprocess.DEVNULL
+    )
+    parts, deadline = tmp_path / "set.partial" / "parts", time.monotonic() + 60
+    while time.monotonic() < deadline and len(list(parts.glob("*.json"))) < 2:
+        time.sleep(0.05)
+    os.killpg(process.pid, number)
+    assert process.wait(timeout=30) != 0
+    assert len(list(parts.glob("*.json"))) >= 2 and not (tmp_path / "set").exists()
+    deadline = time.monotonic() + 15
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    pytest.fail("a worker process is left")
 
 
 # Fashion items
