@@ -206,9 +206,11 @@ def hardware() -> dict[str, Any]:
 def commit(folder: str | os.PathLike | None = None) -> dict[str, Any] | None:
     """{"commit": hash, "dirty": whether tracked files differ from it}, of the repository the code is in; else None.
 
-    A copy without its repository (an image, a cluster's node) says by $DLX_COMMIT what it was made from: hash, or
-    hash-dirty.
+    A copy of it (an image, a cluster's node) says by $DLX_COMMIT what it was made from: hash, or hash-dirty.
     """
+    name, _, dirty = os.environ.get("DLX_COMMIT", "").partition("-")
+    if name:
+        return {"commit": name, "dirty": dirty == "dirty"}
     folder = Path(folder or os.environ.get("DLX_TASK_DIR") or Path(__file__).parent)
 
     def git(*arguments: str) -> str:
@@ -223,8 +225,7 @@ def commit(folder: str | os.PathLike | None = None) -> dict[str, Any] | None:
             return None
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "-uno"))}
     except (OSError, subprocess.SubprocessError):
-        name, _, dirty = os.environ.get("DLX_COMMIT", "").partition("-")
-        return {"commit": name, "dirty": dirty == "dirty"} if name else None
+        return None
 
 
 def _gpus() -> tuple[list[dict[str, Any]], str | None]:
