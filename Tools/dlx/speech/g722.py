@@ -26,7 +26,7 @@ _LEVELS_2 = (-7408, -1616, 7408, 1616)
 _STEPS_LOW = (-60, 3042, 1198, 538, 334, 172, 58, -30, 3042, 1198, 538, 334, 172, 58, -30, -60)
 _STEPS_HIGH = (798, -214, 798, -214)
 _POWERS = tuple(round(2048 * 2 ** (n / 32)) for n in range(32))
-# The 24 taps of the quadrature mirror filter are 12 and their mirror image.
+# Every second of the 24 taps of the quadrature mirror filter; those between are the same from the end.
 _QMF = (3, -11, 12, 32, -210, 951, 3876, -805, 362, -156, 53, -11)
 
 
@@ -107,6 +107,8 @@ def decode(recordings: Sequence[bytes]) -> list[np.ndarray]:
 
 def _join(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """The receive filter (section 4.4): two bands at 8 kHz into a waveform at 16 kHz."""
+    if not len(low):
+        return np.zeros(0, np.float32)
     taps = np.array(_QMF, np.float64)
     even = np.convolve(low - high, taps)[: len(low)]
     odd = np.convolve(low + high, taps[::-1])[: len(low)]

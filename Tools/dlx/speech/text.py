@@ -96,10 +96,10 @@ def _tidy(text: str) -> str:
     return re.sub(r"\(\)\s?|,(?=[,.;:!?])", "", text).strip()
 
 
-def punctuate(text: str) -> str:
-    """The text with a full stop if it ends in no punctuation: "Hi" -> "Hi."; models stop better after one."""
+def punctuate(text: str, mark: str = ".") -> str:
+    """The text with a mark if it ends in no punctuation: "Hi" -> "Hi."; models stop better after one."""
     text = text.rstrip()
-    return text if not text or text.rstrip(_CLOSERS)[-1:] in ".!?;:,-" and text[-1] != "}" else text + "."
+    return text if not text or text.rstrip(_CLOSERS)[-1:] in ".!?;:,-" and text[-1] != "}" else text + mark
 
 
 # Long text
