@@ -5,9 +5,10 @@ import wave
 
 import numpy as np
 import pytest
-import soundfile
 
 from dlx.speech import audio
+
+soundfile = pytest.importorskip("soundfile", reason="sound files need the package soundfile")
 
 RATE = 22050
 

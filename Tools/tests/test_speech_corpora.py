@@ -14,6 +14,8 @@ from dlx import data
 from dlx.speech import audio, corpora, flite, g722, sentences
 from dlx.speech.text import normalize
 
+pytest.importorskip("soundfile", reason="sound files need the package soundfile")
+
 GLOSSES = """  1 This software and database is being provided to you
 00001740 29 v 01 breathe 0 005 | air; "I can breathe better when the air is clean"; "The patient is respiring"
 00001741 29 v 01 cut 0 | "he cut the cake with a knife"; "2 cuts of meat were on the table"; "The FBI cut the wire"
@@ -211,6 +213,9 @@ def test_flite_speech_is_what_it_says(tmp_path):
     for utterance in [u for split in corpora.read(folder).values() for u in split]:
         with wave.open(str(utterance.path)) as file:
             assert file.getparams()[:3] == (1, 2, 16000)
+        if utterance.speaker == "kal16":
+            assert not utterance.phones
+            continue
         ends = [end for _, end in utterance.phones]
         assert ends == sorted(ends) and ends[-1] == pytest.approx(utterance.seconds, abs=0.03)
         sound, rate = audio.read(utterance.path)
@@ -244,7 +249,7 @@ def test_g722_prompts_are_the_8_khz_prompts(tmp_path):
         ours = spectrum(audio.read(found[name].path)[0])
         theirs = spectrum(audio.read(tmp_path / f"{name}.wav", 16000)[0], len(ours) * 2 - 2)
         product = ours * np.conj(theirs)
-        delay = np.arange(-60, 61)[:, None] / 2
+        delay = np.arange(-240, 241)[:, None] / 8
         shifted = np.exp(2j * np.pi * delay * np.arange(len(ours)) / (2 * len(ours) - 2))
         agreement = np.abs((product * shifted).real.sum(1)).max()
         assert agreement > 0.99 * np.linalg.norm(ours) * np.linalg.norm(theirs), name

@@ -5,18 +5,19 @@ import math
 
 import numpy as np
 import pytest
-import soundfile
-import torch
 
-from dlx.loading import DataError, Plan
-from dlx.speech import audio, overview
-from dlx.speech.batching import BucketPlan, ahead, bucket, pad
-from dlx.speech.corpora import Utterance
-from dlx.speech.feature_cache import FeatureCache, mel_cache, sound_cache
-from dlx.speech.filelists import ListError, read_lists, summary
-from dlx.speech.frontend import FrontEnd
-from dlx.speech.mel import MelConfig, MelSpectrogram
-from dlx.speech.symbols import SymbolTable
+torch = pytest.importorskip("torch")
+soundfile = pytest.importorskip("soundfile", reason="sound files need the package soundfile")
+
+from dlx.loading import DataError, Plan  # noqa: E402
+from dlx.speech import audio, overview  # noqa: E402
+from dlx.speech.batching import BucketPlan, ahead, bucket, pad  # noqa: E402
+from dlx.speech.corpora import Utterance  # noqa: E402
+from dlx.speech.feature_cache import FeatureCache, mel_cache, sound_cache  # noqa: E402
+from dlx.speech.filelists import ListError, read_lists, summary  # noqa: E402
+from dlx.speech.frontend import FrontEnd  # noqa: E402
+from dlx.speech.mel import MelConfig, MelSpectrogram  # noqa: E402
+from dlx.speech.symbols import SymbolTable  # noqa: E402
 
 
 def tone(seconds=0.5, rate=22050, amplitude=0.3, frequency=220):

@@ -3,8 +3,9 @@
     folder = prepare("flite-speech", utterances=3000)          # hours of speech in minutes
     splits = read(folder)                                      # {"train": [Utterance, ...], "val": ..., "test": ...}
 
-`flite-speech`: WordNet's example sentences read by Flite's voices, with the end of every phone. `asterisk-en`: the
-prompts of the Asterisk telephone system, studio recordings of one woman. Both are 16-bit WAV of 16 kHz.
+`flite-speech`: WordNet's example sentences read by Flite's voices, with the end of every phone (but of kal16).
+`asterisk-en`: the prompts of the Asterisk telephone system, studio recordings of one woman, 25 minutes with those over
+`max_seconds`. Both are 16-bit WAV of 16 kHz.
 """
 
 from __future__ import annotations
