@@ -151,6 +151,11 @@ def identity(folder: str | os.PathLike[str]) -> str:
     return hashlib.sha256(f"{key} {files.sha256(folder / METADATA)}".encode()).hexdigest()
 
 
+def folder_of(path: Path) -> Path | None:
+    """The corpus that a sound file is part of."""
+    return next((folder for folder in path.parents if (folder / STAMP).is_file()), None)
+
+
 # flite-speech
 
 
