@@ -146,8 +146,11 @@ def test_damaged_metadata_is_named(tmp_path):
 
 def test_prompts(tmp_path):
     text = "; a comment\n\nadded: Added.\nbeep: [a beep]\nvm-x:  please  wait \nadded: Again.\nnothing:\n"
+    text += "silence/1: (1 second of silence)\nhelp: press * or #\n"
     (tmp_path / "x.gz").write_bytes(gzip.compress(text.encode()))
-    assert corpora.read_prompts(tmp_path / "x.gz") == {"added": "Added.", "vm-x": "please wait"}
+    assert corpora.read_prompts(tmp_path / "x.gz") == {
+        "added": "Added.", "vm-x": "please wait", "help": "press star or pound",
+    }  # fmt: skip
 
 
 # G.722

@@ -16,6 +16,7 @@ CASES = {
         ("3.14", "three point one four"),
         ("0.5 and .5", "zero point five and point five"),
         ("1,250.75", "one thousand two hundred fifty point seven five"),
+        ("H.323", "h point three two three"),
         ("-5 degrees, x = -3.2", "minus five degrees, x equals minus three point two"),
     ],
     "cardinals": [

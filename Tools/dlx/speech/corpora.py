@@ -296,12 +296,15 @@ def _decode(sources: list[Path], targets: list[Path]) -> int:
 
 
 def read_prompts(path: Path) -> dict[str, str]:
-    """Name and text of each prompt that is speech; tones, which the list describes in brackets, are left out."""
+    """Name and text of each prompt that is speech alone: the list describes tones and silence in brackets.
+
+    The keys * and # of a telephone are called star and pound.
+    """
     found = {}
     for line in gzip.decompress(path.read_bytes()).decode("utf-8", "replace").splitlines():
         name, colon, text = line.partition(":")
-        text = " ".join(text.split())
-        if not colon or line.startswith(";") or not text or re.search(r"[\[\]<>{}|]", text):
+        text = " ".join(text.replace("*", " star ").replace("#", " pound ").split())
+        if not colon or line.startswith(";") or not text or re.search(r"[\[\]()<>{}|]", text):
             continue
         found.setdefault(name.strip(), text)
     return found

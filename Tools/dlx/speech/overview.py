@@ -190,7 +190,7 @@ def draw(report: Mapping[str, Any], path: str | os.PathLike[str]) -> Path:
     speakers.barh(names[::-1], [hours[name] for name in names[::-1]])
     speakers.set(xlabel="hours", title="Speakers")
     alphabet = Counter(report["text"]["alphabet"]).most_common(48)
-    letters.bar([repr(c)[1:-1] if c != " " else "space" for c, _ in alphabet], [count for _, count in alphabet])
+    letters.bar([repr(c)[1:-1] if c != " " else "\N{OPEN BOX}" for c, _ in alphabet], [count for _, count in alphabet])
     letters.set(yscale="log", title="Characters")
     letters.tick_params("x", labelsize=7, rotation=90 if any(len(c) > 1 for c, _ in alphabet) else 0)
     path = Path(path)
