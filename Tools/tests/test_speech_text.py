@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+import time
 import warnings
 
 import pytest
@@ -192,6 +193,35 @@ def test_normalising_twice_changes_nothing():
             once = normalize(text)
             assert normalize(once) == once, text
             assert once.isascii() and not any(c.isdigit() for c in once if "{" not in once), text
+
+
+def test_long_text_takes_time_in_proportion():
+    generator = random.Random(2)
+    sentences = [
+        "Dr. Lee paid $3.50 at 5 p.m. yesterday.",
+        "He left the U.S. in 1984!",
+        "Why (not)?",
+        "It is 50% off; No. 5.",
+    ]
+    text = " ".join(generator.choices(sentences, k=100))
+    assert normalize(text) == " ".join(normalize(sentence) for sentence in split_long(text, sentences))
+    assert normalize(normalize(text)) == normalize(text)
+    for unit in ("1", "a.", "12-", "st. "):
+        times = []
+        for size in (1500, 12000):
+            start = time.process_time()
+            normalize(unit * (size // len(unit)))
+            times.append(time.process_time() - start)
+        assert times[1] < 24 * times[0], unit  # eight times the text; the square would be 64
+
+
+def split_long(text, sentences):
+    found = []
+    while text:
+        first = next(sentence for sentence in sentences if text.startswith(sentence))
+        found.append(first)
+        text = text[len(first) :].lstrip()
+    return found
 
 
 def test_numbers_agree_with_counting_them_back():

@@ -17,6 +17,7 @@ from .symbols import PHONES, is_phones
 from .transliteration import to_ascii
 
 PASSES = 8
+LONG = 500
 # Characters of the private use area stand for ARPAbet while the rules run; in text of others they are left out.
 _FIRST = 0xE000
 _CLOSERS = "'\")]"
@@ -31,6 +32,12 @@ def normalize(text: str, language: str = "en", strict: bool = False) -> str:
     """
     if language != "en":
         raise ValueError(f"there are no rules for language {language!r}, only for 'en'; use the 'basic' cleaner")
+    # Sentence by sentence where it is long: some patterns take time that grows with the square of the length.
+    pieces = [text] if len(text) <= LONG else split_sentences(text, LONG)
+    return " ".join(_normalize(piece, strict) for piece in pieces).strip()
+
+
+def _normalize(text: str, strict: bool) -> str:
     for _ in range(PASSES):
         result = _keep_phones(text, lambda plain: _apply_rules(_ascii(plain, strict)))
         if result == text:
@@ -78,7 +85,7 @@ def _ascii(text: str, strict: bool) -> str:
         message = f"{list(dict.fromkeys(dropped))} of {text!r} cannot be written in ASCII"
         if strict:
             raise ValueError(message)
-        warnings.warn(f"left out: {message}", stacklevel=5)
+        warnings.warn(f"left out: {message}", stacklevel=7)
     return "".join(pieces)
 
 
@@ -106,6 +113,7 @@ def punctuate(text: str, mark: str = ".") -> str:
 
 _SENTENCE = re.compile(r"[.!?]+[\"')\]]*(?=\s)|\n\s*\n")
 _CLAUSE = re.compile(r"[,;:)](?=\s)|\s-{1,2}(?=\s)")
+TAIL = 16  # characters that tell
 # Full stops that end no sentence: of titles and other short words, initials, and numbers of lists.
 _NO_END = re.compile(
     r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Mt|Ft|Gen|Col|Capt|Lt|Sgt|Rev|Hon|Sen|Rep|Gov|Pres|Messrs|No|Nos|pp?|vol|fig|vs|"
@@ -136,11 +144,11 @@ def split_sentences(text: str, limit: int = 200) -> list[str]:
 def _sentences(text: str) -> list[str]:
     found, start = [], 0
     for match in _SENTENCE.finditer(text):
-        here = text[start : match.end()]
+        here = text[max(start, match.end() - TAIL) : match.end()]
         following = text[match.end() :].lstrip()[:1]
         if match[0] == "." and (_NO_END.search(here) or following.islower() and re.search(r"\b\w{1,4}\.$", here)):
             continue
-        found.append(" ".join(here.split()))
+        found.append(" ".join(text[start : match.end()].split()))
         start = match.end()
     found.append(" ".join(text[start:].split()))
     return [sentence for sentence in found if sentence]
