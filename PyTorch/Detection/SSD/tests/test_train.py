@@ -98,9 +98,12 @@ def weights_of(output: Path, name: str = "model") -> dict[str, torch.Tensor]:
 @pytest.fixture(scope="module")
 def whole_run(shapes, tmp_path_factory) -> Path:
     """Nine steps, six an epoch, with checkpoints in the middle of the first."""
-    output = tmp_path_factory.mktemp("whole")
+    output, threads = tmp_path_factory.mktemp("whole"), torch.get_num_threads()
     torch.set_num_threads(1)
-    run(shapes, output, "--epochs", "2", "--max_steps", "9", "--save_steps", "4", "--keep_checkpoints", "5")
+    try:
+        run(shapes, output, "--epochs", "2", "--max_steps", "9", "--save_steps", "4", "--keep_checkpoints", "5")
+    finally:
+        torch.set_num_threads(threads)
     return output
 
 
@@ -209,13 +212,12 @@ def test_rate_of_the_published_recipe(monkeypatch):
 
 def test_quickstart_on_an_own_folder(shapes, tmp_path, capsys):
     quickstart.main(
-        [*SMALL, "--init_from", "null", "--data_dir", str(shapes), "--epochs", "1", "--warmup_steps", "0"]
+        [*SMALL, "--backbone_from", "null", "--data_dir", str(shapes), "--epochs", "1", "--warmup_steps", "0"]
         + ["--train_scenes", "null", "--val_scenes", "null", "--output_dir", str(tmp_path)]
     )
     assert "mAP at IoU 0.5" in capsys.readouterr().out
     found = json.loads((tmp_path / "infer" / "detections.json").read_text())
     assert len(found["pictures"]) == 5
-
 
 
 @pytest.mark.gpu

@@ -417,6 +417,15 @@ def test_comparison_of_detections():
             export.compare(other, kept([box, low], [0.9, 0.1]), 1e-3)
 
 
+def test_a_borderline_overlap_may_go_either_way():
+    strong, weak = [0.1, 0.1, 0.5, 0.5], [0.1, 0.1 + 0.4 / 3, 0.5, 0.5 + 0.4 / 3]  # they overlap by a half
+    last = [0.8, 0.8, 0.9, 0.9]
+    both, one = kept([strong, weak, last], [0.9, 0.8, 0.1]), kept([strong, last], [0.9, 0.1])
+    assert export.compare(both, one, 1e-3) == export.compare(one, both, 1e-3) == (2, 0.0)
+    with pytest.raises(exports.ParityError):
+        export.compare(both, one, 1e-3, iou_threshold=0.7)
+
+
 def test_the_server_s_repository(run_folder, tmp_path):
     result = serve.main(["--checkpoint", str(run_folder), "--output_dir", str(tmp_path), "--name", "shapes"])
     folder = Path(result["folder"])
