@@ -144,6 +144,13 @@ def test_a_padded_batch_is_its_items():
     torch.testing.assert_close(model(mel, torch.full((3,), 20)), model(mel), atol=0, rtol=0)
 
 
+def test_half_precision():
+    model, mel = small(), torch.randn(2, 10, 20)
+    found = model.bfloat16()(mel, torch.tensor([20, 7]))
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, small()(mel, torch.tensor([20, 7])), atol=0.1, rtol=0)
+
+
 def test_griffin_lim_has_the_same_interface():
     mel = MelSpectrogram()(0.1 * torch.randn(2, 4000))
     made = vocoder.load("griffin-lim")

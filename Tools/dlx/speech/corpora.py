@@ -17,6 +17,7 @@ import io
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -118,6 +119,7 @@ def _finish(
     files.atomic_write(partial / STAMP, json.dumps(stamp, indent=1) + "\n")
     with files.atomic_path(target) as temporary:
         partial.rename(temporary)
+    shutil.rmtree(target / "labels", ignore_errors=True)  # they were for a call that goes on
 
 
 def read(folder: str | os.PathLike[str]) -> dict[str, list[Utterance]]:

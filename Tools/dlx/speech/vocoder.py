@@ -107,7 +107,7 @@ class HifiGan(nn.Module):
     def forward(self, mel: Tensor, lengths: Tensor | None = None) -> Tensor:
         if mel.dim() != 3 or mel.shape[1] != self.config.num_mels:
             raise ValueError(f"expected mel spectrograms (B, {self.config.num_mels}, F), got {tuple(mel.shape)}")
-        x, mask = mel, None
+        x, mask = mel.to(self.conv_pre.weight.dtype), None
         if lengths is not None and bool((lengths != mel.shape[2]).any()):
             steps = torch.arange(mel.shape[2], device=mel.device)
             mask = (steps < lengths.to(mel.device)[:, None])[:, None].to(self.conv_pre.weight.dtype)
