@@ -182,9 +182,9 @@ def test_cards():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "limit"), [("hifigan_v1.universal", 0.33), ("hifigan_v1.ljspeech", 0.45)])
+@pytest.mark.parametrize(("name", "limit"), [("hifigan_v1.universal", 0.31), ("hifigan_v1.ljspeech", 0.38)])
 def test_published_weights_copy_a_voice(name, limit):
-    """Downloads 104 MB and flite. The published generators were measured at a mean of 0.27 and 0.34."""
+    """Downloads 104 MB and flite. As the cards say, 0.28 and 0.345 on average; a man's voice (rms): 0.28 and 0.45."""
     pytest.importorskip("soundfile")
     from dlx.speech import flite
 
@@ -193,7 +193,7 @@ def test_published_weights_copy_a_voice(name, limit):
     spectrogram = MelSpectrogram(model.mel)
     errors = []
     for sentence in sentences:
-        spoken = flite.open_flite().speak(sentence, "rms", sample_rate=22050)
+        spoken = flite.open_flite().speak(sentence, "slt", sample_rate=22050)
         mel = spectrogram(torch.from_numpy(spoken.audio)[None])
         with torch.inference_mode():
             audio = model(mel)
