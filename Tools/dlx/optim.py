@@ -34,7 +34,10 @@ def build_optimizer(
     alpha: float = 0.9,
     eps: float = 0.01,
 ) -> torch.optim.Optimizer:
-    """SGD or RMSprop on fused or batched kernels. On a GPU the rate is a tensor, which a CUDA graph can see change."""
+    """SGD, RMSprop, Adam or AdamW on fused or batched kernels; ``momentum`` is Adam's first beta.
+
+    ``eps`` is that of RMSprop; Adam's is 1e-8. On a GPU the rate is a tensor, which a CUDA graph can see change.
+    """
     groups = parameter_groups(model, weight_decay, decays_norms)
     device = groups[0]["params"][0].device
     rate = torch.tensor(lr, device=device) if device.type == "cuda" else lr
@@ -46,7 +49,11 @@ def build_optimizer(
         return torch.optim.RMSprop(
             groups, lr=rate, alpha=alpha, eps=eps, momentum=momentum, foreach=True, capturable=capturable
         )
-    raise ValueError(f"unknown optimizer {name!r}; known: sgd, rmsprop")
+    if name in ("adam", "adamw"):
+        kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
+        fast = {"fused": True, "capturable": True} if device.type == "cuda" else {"foreach": True}
+        return kind(groups, lr=rate, betas=(momentum, 0.999), **fast)
+    raise ValueError(f"unknown optimizer {name!r}; known: sgd, rmsprop, adam, adamw")
 
 
 def learning_rate(
