@@ -1,6 +1,7 @@
 """Text as it is read (cases O14 to O17): every rule by a table of cases, idempotence, symbols, splitting."""
 
 import random
+import string
 import subprocess
 import sys
 import time
@@ -293,6 +294,11 @@ def test_published_table():
     assert table.decode(table.encode(text)) == text
     assert len(table.encode(text)) == len("turn ") + 4 + len(" on")
     assert 0 not in table.encode("a_b")
+
+
+def test_all_that_is_printable_can_be_said():
+    text = " ".join(f"a{sign}b {sign} {sign * 2}" for sign in string.punctuation)
+    assert SymbolTable.english().unknown(normalize(text)) == []
 
 
 def test_own_alphabet():

@@ -230,7 +230,7 @@ SIGNS = {
     "&": " and ", "@": " at ", "+": " plus ", "=": " equals ", "%": " percent ", "#": " hash ", "<": " less than ",
     ">": " greater than ", "~": " about ", "^": " to the power of ", "°": " degrees ", "µ": " micro ", "$": " dollars ",
     "£": " pounds ", "€": " euros ", "¥": " yen ", "₹": " rupees ", "¢": " cents ", "*": " ", "_": " ", "|": " ",
-    "\\": " backslash ", "/": " slash ", '"': "", "[": "(", "]": ")", "{": "(", "}": ")",
+    "\\": " backslash ", "/": " slash ", '"': "", "[": "(", "]": ")", "{": "(", "}": ")", "`": "'",
 }  # fmt: skip
 _PERIODS = r"(?P<half>[aApP])\.?[mM]\b\.?"
 _CLOSE = rf"(?P<minus>{MINUS})(?P<sign>[$£€¥₹])\s?(?P<amount>{NUMBER})"
