@@ -31,7 +31,8 @@ def guided_attention(alignments: Tensor, text_lengths: Tensor, mel_lengths: Tens
 
     ``alignments`` (B, F, T). The weight of frame f on symbol t costs ``1 - exp(-(t / T - f / F)^2 / (2 width^2))``.
     """
-    frames, symbols = (torch.arange(size, device=alignments.device) for size in alignments.shape[1:])
+    options = {"device": alignments.device, "dtype": alignments.dtype}
+    frames, symbols = (torch.arange(size, **options) for size in alignments.shape[1:])
     down = frames / mel_lengths.clamp(min=1)[:, None]
     across = symbols / text_lengths[:, None]
     cost = 1 - torch.exp(-((across[:, None] - down[:, :, None]) ** 2) / (2 * width**2))

@@ -114,8 +114,7 @@ class Mixing(nn.Module):
     def __init__(self, width: int):
         super().__init__()
         rotation = torch.linalg.qr(torch.randn(width, width)).Q
-        if torch.linalg.det(rotation) < 0:
-            rotation[:, 0] *= -1
+        rotation[:, 0] *= torch.linalg.det(rotation).sign()
         self.weight = nn.Parameter(rotation)
         self.register_buffer("inverse_weight", None, persistent=False)
 
@@ -128,7 +127,8 @@ class Mixing(nn.Module):
         return torch.linalg.slogdet(weight).logabsdet
 
     def prepare(self) -> None:
-        self.inverse_weight = torch.linalg.inv(self.weight.detach().double()).to(self.weight.dtype)
+        exact = torch.promote_types(self.weight.dtype, torch.float32)
+        self.inverse_weight = torch.linalg.inv(self.weight.detach().double()).to(exact)
 
     def inverse(self, x: Tensor) -> Tensor:
         weight = self.inverse_weight
@@ -314,14 +314,20 @@ class WaveGlow(nn.Module):
         return sound[:, (first - low) * config.hop_length : (end - low) * config.hop_length]
 
     @torch.no_grad()
-    def prepare(self) -> WaveGlow:
-        """Make this model ready for inference, for good: weight norms multiplied out, inverses kept. Returns it."""
+    def prepare(self, dtype: torch.dtype | None = None) -> WaveGlow:
+        """Make this model ready for inference, for good: weight norms multiplied out, inverses kept. Returns it.
+
+        ``dtype`` is of the convolutions; the sound itself, and what mixes it, stay in float32.
+        """
         for module in list(self.modules()):
             if isinstance(module, Mixing):
                 module.prepare()
             for name, child in list(module.named_children()):
                 if isinstance(child, NormedConv):
                     setattr(module, name, child.folded())
+        if dtype is not None:
+            for module in (self.upsample, self.narrow, *(flow.wn for flow in self.flows)):
+                module.to(dtype)
         return self.eval().requires_grad_(False)
 
 
