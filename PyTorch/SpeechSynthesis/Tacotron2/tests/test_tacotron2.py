@@ -244,7 +244,7 @@ def test_fast_decoding_is_plain_decoding(block):
     assert plain.lengths.tolist() == [22, 50, 60] and plain.reached_limit == [False, False, True]
     assert torch.equal(fast.lengths, plain.lengths) and fast.reached_limit == plain.reached_limit
     for name in ("mel", "refined", "alignments"):
-        assert torch.allclose(getattr(fast, name), getattr(plain, name), rtol=0, atol=1e-8), name
+        assert torch.allclose(getattr(fast, name), getattr(plain, name), rtol=0, atol=1e-6), name
 
 
 def test_given_frames_say_what_was_decoded():
