@@ -15,7 +15,11 @@ from pathlib import Path as _Path
 dependencies = ["torch"]
 
 _ROOT = _Path(__file__).resolve().parent
-_FOLDERS = {"convnets": "PyTorch/Classification/ConvNets", "ssd": "PyTorch/Detection/SSD"}
+_FOLDERS = {
+    "convnets": "PyTorch/Classification/ConvNets",
+    "ssd": "PyTorch/Detection/SSD",
+    "tacotron2": "PyTorch/SpeechSynthesis/Tacotron2",
+}
 _ENTRIES = {
     "convnets.hub": [
         "nvidia_resnet50",
@@ -34,6 +38,7 @@ _ENTRIES = {
         "convnet",
     ],
     "ssd.hub": ["nvidia_ssd", "nvidia_ssd_processing_utils", "ssd300"],
+    "tacotron2.hub": ["nvidia_tacotron2", "nvidia_waveglow", "nvidia_tts_utils"],
 }
 
 _sys.path += [str(_ROOT / folder) for folder in ("Tools", *_FOLDERS.values()) if str(_ROOT / folder) not in _sys.path]

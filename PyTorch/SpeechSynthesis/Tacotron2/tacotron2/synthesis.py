@@ -126,6 +126,7 @@ class Synthesizer:
             for row, (text, chunks) in enumerate(zip(texts, planned, strict=True))
         ]
 
+    @torch.no_grad()
     def _say(
         self, jobs: list[tuple[int, int, str]], symbols: list[np.ndarray]
     ) -> list[tuple[Chunk, np.ndarray, np.ndarray]]:
@@ -142,7 +143,7 @@ class Synthesizer:
             limit=self.limit,
         )
         decoded = self._now()
-        audio = self.vocoder(found.refined, found.lengths).float().cpu().numpy()
+        audio = self.vocoder(found.refined.float(), found.lengths).float().cpu().numpy()
         self.timing.acoustic += decoded - started
         self.timing.vocoder += self._now() - decoded
         mels, alignments = found.refined.float().cpu().numpy(), found.alignments.float().cpu().numpy()
@@ -192,6 +193,7 @@ class Synthesizer:
             last = stops.see(block.gates) or stops.frames >= self.limit
             frames = block.frames[: stops.lengths[0] - before].permute(1, 2, 0).clone()
             frames = refined.push(frames, last)
+            frames = None if frames is None else frames.float()
             if sound is None:
                 whole += [frames] if frames is not None else []
                 piece = self.vocoder(torch.cat(whole, 2)) if last else None

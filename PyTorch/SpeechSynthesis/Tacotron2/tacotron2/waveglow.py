@@ -348,8 +348,10 @@ class Denoiser(nn.Module):
 
     def forward(self, audio: Tensor, strength: float = 0.1) -> Tensor:
         """(B, S) -> (B, S), float32. ``strength`` 0 leaves all as it is."""
-        spectrum = self._transform(audio.float())
+        padded = F.pad(audio.float(), (0, max(0, self.n_fft - audio.shape[1])))  # a transform needs its window
+        spectrum = self._transform(padded)
         size = spectrum.abs()
         lowered = (size - strength * self.bias).clamp(min=0)
         spectrum = spectrum * (lowered / size.clamp(min=1e-12))
-        return torch.istft(spectrum, self.n_fft, self.hop_length, window=self.window, length=audio.shape[1])
+        cleaned = torch.istft(spectrum, self.n_fft, self.hop_length, window=self.window, length=padded.shape[1])
+        return cleaned[:, : audio.shape[1]]

@@ -162,6 +162,7 @@ def test_the_denoiser_takes_the_hum_away():
     tone = torch.sin(torch.arange(4096) * 0.3)[None]
     assert torch.allclose(denoiser(tone, 0.0), tone, atol=1e-5)
     assert (denoiser(tone, 1.0) - tone).abs().max() < 0.3
+    assert torch.allclose(denoiser(tone[:, :32], 0.0), tone[:, :32], atol=1e-5)  # shorter than a window
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.3])
@@ -195,15 +196,15 @@ def test_settings_are_checked():
 def test_a_step_lowers_the_loss_and_it_learns_a_sound():
     torch.manual_seed(0)
     model = WaveGlow(TINY)
-    sound = 0.4 * torch.sin(torch.arange(1600) * 0.2)[None] + 0.05 * torch.randn(2, 1600)
-    batch = AudioBatch(sound, torch.full((2,), 1600))
-    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    sound = 0.4 * torch.sin(torch.arange(800) * 0.2)[None] + 0.05 * torch.randn(2, 800)
+    batch = AudioBatch(sound, torch.full((2,), 800))
+    optimizer = torch.optim.Adam(model.parameters(), lr=4e-3)
     state = VocoderState(model, optimizer, mel=MelSpectrogram(MEL))
-    losses = [float(train_vocoder_step(state, [batch])) for _ in range(60)]
-    assert losses[1] < losses[0] and losses[-1] < losses[0] - 0.5 and state.step == 60
+    losses = [float(train_vocoder_step(state, [batch])) for _ in range(40)]
+    assert losses[1] < losses[0] and losses[-1] < losses[0] - 0.5 and state.step == 40
     assert all(math.isfinite(loss) for loss in losses)
-    heard = model.eval().infer(state.mel(sound)[:, :, :50], 0.3, torch.Generator().manual_seed(0))
-    assert heard.shape == (2, 1600) and heard.abs().max() < 3
+    heard = model.eval().infer(state.mel(sound)[:, :, :25], 0.3, torch.Generator().manual_seed(0))
+    assert heard.shape == (2, 800) and heard.abs().max() < 3
 
 
 def test_the_compact_architecture_trains():

@@ -1,0 +1,213 @@
+"""torch.hub entries: the names and calls that users of NVIDIA's hub know, on CPU or GPU.
+
+tacotron2 = torch.hub.load(REPOSITORY, "nvidia_tacotron2", source="local", checkpoint="runs/voice")
+waveglow = torch.hub.load(REPOSITORY, "nvidia_waveglow", source="local", checkpoint="runs/waveglow")
+utils = torch.hub.load(REPOSITORY, "nvidia_tts_utils", source="local")
+sequences, lengths = utils.prepare_input_sequence(["Hello world, I missed you so much."])
+mel, mel_lengths, alignments = tacotron2.infer(sequences, lengths)
+audio = waveglow.infer(mel)
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlx import fetch, paths, weights
+from dlx.files import atomic_write, sha256
+from dlx.speech.frontend import FrontEnd
+from dlx.speech.mel import MelConfig
+
+from . import pretrained as loading
+from . import registry
+from .decoding import LIMIT, FastDecoder, Generators, decode
+from .model import Tacotron2
+from .waveglow import Denoiser, WaveGlow
+
+NGC = "https://api.ngc.nvidia.com/v2/models/nvidia/"
+FILES = {
+    ("tacotron2", "fp32"): f"{NGC}tacotron2_pyt_ckpt_fp32/versions/19.09.0/files/nvidia_tacotron2pyt_fp32_20190427",
+    ("tacotron2", "fp16"): f"{NGC}tacotron2_pyt_ckpt_amp/versions/19.09.0/files/nvidia_tacotron2pyt_fp16_20190427",
+    ("waveglow", "fp32"): f"{NGC}waveglow_ckpt_fp32/versions/19.09.0/files/nvidia_waveglowpyt_fp32_20190427",
+    ("waveglow", "fp16"): f"{NGC}waveglow_ckpt_amp/versions/19.09.0/files/nvidia_waveglowpyt_fp16_20190427",
+}
+MATH = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class HubTacotron2(Tacotron2):
+    """A Tacotron 2 that speaks by itself; ``front_end`` and ``mel`` say what it reads and writes."""
+
+    front_end: FrontEnd
+    mel: MelConfig
+    _decoder: tuple[tuple[Any, ...], FastDecoder] | None = None
+
+    def infer(
+        self,
+        inputs: Tensor,
+        input_lengths: Tensor | None = None,
+        *,
+        generator: Generators | None = None,
+        limit: int = LIMIT,
+        threshold: float = 0.5,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Symbols (B, T) -> spectrograms (B, M, F), their lengths (B,), alignments (B, F, T), in the order given.
+
+        The inputs may be anywhere and of any order. ``generator`` as for `decoding.decode`. Evaluation mode only.
+        """
+        if self.training:
+            raise ValueError("infer needs evaluation mode: call eval() first")
+        weight = self.decoder.mel.weight
+        inputs = inputs.to(weight.device)
+        if input_lengths is None:
+            input_lengths = torch.full((len(inputs),), inputs.shape[1])
+        state = tuple((parameter.data_ptr(), parameter._version) for parameter in self.decoder.parameters())
+        if self._decoder is None or self._decoder[0] != state:  # weights that were moved or changed
+            self._decoder = (state, FastDecoder(self))
+        options = {"generator": generator, "limit": limit, "threshold": threshold}
+        found = decode(self._decoder[1], inputs, input_lengths.to(weight.device), **options)
+        return found.refined, found.lengths, found.alignments
+
+
+class HubWaveGlow(WaveGlow):
+    """A WaveGlow with the calls of NVIDIA's hub; ``mel`` says what it reads."""
+
+    mel: MelConfig
+
+    @torch.no_grad()
+    def infer(
+        self, mel: Tensor, sigma: float = 1.0, generator: torch.Generator | None = None, **options: Any
+    ) -> Tensor:
+        """Spectrograms (B, M, F) -> sound (B, F * 256) in -1..1, see `WaveGlow.infer`; they may be anywhere."""
+        return super().infer(mel.to(self.upsample.weight.device), sigma, generator, **options)
+
+    @staticmethod
+    def remove_weightnorm(model: HubWaveGlow) -> HubWaveGlow:
+        """The same model, ready for inference."""
+        return model.prepare()
+
+    def denoiser(self) -> Denoiser:
+        """What takes the hum of this model away: ``waveglow.denoiser()(audio, strength=0.01)``."""
+        return Denoiser(self)
+
+
+def published_file(kind: str, model_math: str, force_reload: bool = False) -> Path:
+    """NVIDIA's file in the cache, fetched once.
+
+    Its hash is not published: that of the first download, or of a file put in the place, is kept beside it, so that
+    later damage is noticed and a fresh download must be the same.
+    """
+    address = FILES[kind, "fp32" if model_math == "fp32" else "fp16"]
+    path = paths.weight_dir() / "nvidia" / f"{address.rpartition('/')[2]}.pt"
+    note = path.with_suffix(".sha256")
+    known = note.read_text().strip() if note.is_file() else ""
+    if path.is_file() and not force_reload:
+        actual = sha256(path)
+        if not known:
+            atomic_write(note, actual + "\n")
+        if known in ("", actual):
+            return path
+    if not known:
+        warnings.warn(f"{address}: its publisher gives no hash; the first download is trusted", stacklevel=3)
+    try:
+        fetch.download([address], path, sha256=known)
+    except fetch.FetchError as error:
+        advice = "put the file there yourself, pass checkpoint=PATH, or pretrained=False for fresh weights"
+        raise type(error)(f"{error}\n  {advice}") from error
+    try:
+        weights.load_state_dict(path)
+    except ValueError as error:  # an error page, say: it must not become the file that is trusted
+        size = path.stat().st_size
+        path.unlink()
+        raise fetch.WrongContent(f"{address} sent {size} bytes that are no weights, wanted at {error}") from error
+    atomic_write(note, sha256(path) + "\n")
+    return path
+
+
+def _find(
+    kind: str, pretrained: bool, model_math: str, force_reload: bool, checkpoint: Any, arch: str, num_symbols: int
+) -> loading.Found:
+    if model_math not in MATH:
+        raise ValueError(f"model_math {model_math!r} is none of {', '.join(MATH)}")
+    if checkpoint is None and not pretrained:
+        front_end = FrontEnd(loading.KNOWN_TABLES.get(num_symbols, FrontEnd().symbols)) if kind == "tacotron2" else None
+        return loading.Found(registry.build(arch, num_symbols), arch, MelConfig(), front_end, "fresh weights")
+    path = published_file(kind, model_math, force_reload) if checkpoint is None else checkpoint
+    found = loading.load(path)
+    if isinstance(found.model, Tacotron2) != (kind == "tacotron2"):
+        raise ValueError(f"{path} holds a {found.arch}, not a {kind}")
+    return found
+
+
+def nvidia_tacotron2(
+    pretrained=True,
+    model_math="fp32",
+    force_reload=False,
+    checkpoint=None,
+    device="cpu",
+    arch="tacotron2",
+    num_symbols=148,
+):
+    """Tacotron 2 (28.2 M parameters, 22,050 Hz): NVIDIA's LJSpeech weights, or your own.
+
+    ``checkpoint``: a run's folder, a checkpoint, a weights file (ours, NVIDIA's, torchaudio's) or a published name.
+    Otherwise ``pretrained=True`` fetches NVIDIA's file once, and ``pretrained=False`` gives fresh ones of ``arch`` in
+    training mode, without network or files. ``device``: where to, the CPU by default whatever the weights come from.
+    ``model.infer(symbols, lengths)`` -> spectrograms, lengths, alignments; ``nvidia_tts_utils`` makes the symbols.
+    """
+    found = _find("tacotron2", pretrained, model_math, force_reload, checkpoint, arch, num_symbols)
+    model = found.model
+    model.__class__ = HubTacotron2
+    model.front_end, model.mel = found.front_end, found.mel
+    return model.to(device, MATH[model_math])
+
+
+def nvidia_waveglow(
+    pretrained=True, model_math="fp32", force_reload=False, checkpoint=None, device="cpu", arch="waveglow"
+):
+    """WaveGlow (87.9 M parameters with 256 channels): NVIDIA's LJSpeech weights, or your own.
+
+    Options as for ``nvidia_tacotron2``; the width is that of the file. Weights loaded with ``model_math`` "fp16" or
+    "bf16" are ready for inference and no longer for training. ``model.infer(mel, sigma)`` -> sound (B, F * 256).
+    """
+    found = _find("waveglow", pretrained, model_math, force_reload, checkpoint, arch, registry.SYMBOLS)
+    model = found.model
+    model.__class__ = HubWaveGlow
+    model.mel = found.mel
+    model = model.to(device)
+    return model if model_math == "fp32" else model.prepare(MATH[model_math])
+
+
+class TextUtils:
+    """Texts in, symbols out, with the call of NVIDIA's hub."""
+
+    def __init__(self, front_end: FrontEnd | None = None, device: str | torch.device = "cpu"):
+        self.front_end, self.device = front_end or FrontEnd(punctuation=False), torch.device(device)
+
+    def prepare_input_sequence(
+        self, texts: str | Sequence[str], cpu_run: bool = False, device: str | torch.device | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Symbols int64 (B, T), padded with 0, and lengths int64 (B,), in the order of ``texts``.
+
+        ``cpu_run`` puts them on the CPU whatever ``device`` says. Characters that cannot be said are left out with a
+        warning; a text of which nothing is left is a ValueError.
+        """
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        if not texts:
+            raise ValueError("there are no texts")
+        rows = [torch.tensor(self.front_end.encode(text)) for text in texts]
+        symbols = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        place = torch.device("cpu") if cpu_run else torch.device(device) if device is not None else self.device
+        return symbols.to(place), torch.tensor([len(row) for row in rows]).to(place)
+
+
+def nvidia_tts_utils(voice=None, device="cpu"):
+    """An object with ``prepare_input_sequence``; ``voice``, a Tacotron 2 of these entries, decides on the symbols.
+
+    Order is kept: batches need not be sorted by length. By default the symbols are the published English ones.
+    """
+    return TextUtils(voice.front_end if voice is not None else None, device)
