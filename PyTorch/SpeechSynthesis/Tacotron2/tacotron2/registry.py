@@ -32,7 +32,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "tacotron2_compact": Architecture(Tacotron2Config(**COMPACT), 5_534_977),
     "waveglow": Architecture(WaveGlowConfig(), 87_879_272),
     "waveglow_512": Architecture(WaveGlowConfig(channels=512), 268_294_760),
-    "waveglow_compact": Architecture(WaveGlowConfig(**SMALL), 4_917_224),
+    "waveglow_compact": Architecture(WaveGlowConfig(**SMALL), 4_914_792),
     # fmt: on
 }
 
