@@ -22,8 +22,6 @@ class TrainConfig(DataOptions, ModelOptions, TrainOptions):
     end_lr: float = configs.field(2e-4, help="rate that cosine and linear end at", ge=0, group="recipe")
     momentum: float = configs.field(0.9, help="or Adam's first beta", ge=0, lt=1, group="recipe")
     weight_decay: float = configs.field(0.1, help="of all parameters", ge=0, group="recipe")
-    gradient_clip: float | None = configs.field(
-        None, help="largest norm of all gradients", gt=0, group="recipe"
-    )
+    gradient_clip: float | None = configs.field(None, help="largest norm of all gradients", gt=0, group="recipe")
     seed: int = configs.field(1, help="of weights and order", ge=0)
     device: str = configs.field("auto", help="auto, cpu, cuda or cuda:N")

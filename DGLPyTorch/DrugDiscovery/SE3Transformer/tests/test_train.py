@@ -19,7 +19,7 @@ import dlx
 import se3_transformer
 from dlx import checkpoint as checkpoints
 from dlx import config as configs
-from dlx import optim
+from dlx import golden, optim
 from dlx import record as records
 from dlx.loading import Plan
 from dlx.precision import LossScaler
@@ -221,3 +221,11 @@ def test_graphs_equal_eager(precision, molecules):
         expected, found = train_step(eager, batch, 8), steps(batch)
         assert found.item() == pytest.approx(expected.item(), rel=1e-3 if precision == "fp32" else 5e-2)
     assert graphed.step == eager.step == 4
+
+
+@pytest.mark.slow
+def test_first_losses_of_the_quickstart(monkeypatch):
+    """Exact on the machine that the file names, else within what other kernels may round differently. Fetches QM9."""
+    monkeypatch.undo()
+    make_quickstart = _script("golden/make_quickstart")
+    assert golden.difference(make_quickstart.FILE, make_quickstart.first_losses()) == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ import dlx
 import ssd
 from dlx import checkpoint as checkpoints
 from dlx import config as configs
-from dlx import dist, optim
+from dlx import dist, golden, optim
 from dlx import record as records
 from dlx.inputs import Normalize
 from dlx.precision import LossScaler
@@ -250,3 +251,12 @@ def test_graph_equals_eager(precision):
         expected, found = train_step(eager, batch(index)), step(batch(index))
         assert found.item() == pytest.approx(expected.item(), rel=1e-3 if precision == "fp32" else 3e-2)
     assert graphed.step == eager.step == 4
+
+
+def test_first_losses_of_the_quickstart():
+    """Exact on the machine that the file names, else within what other kernels may round differently."""
+    path = Path(__file__).with_name("golden") / "make_quickstart.py"
+    spec = importlib.util.spec_from_file_location("make_quickstart", path)
+    make_quickstart = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(make_quickstart)
+    assert golden.difference(make_quickstart.FILE, make_quickstart.first_losses(), rtol=2e-2) == ""
