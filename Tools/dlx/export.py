@@ -36,12 +36,14 @@ def to_onnx(
     input_names: Sequence[str] = ("input",),
     output_names: Sequence[str] = ("output",),
     dynamic_batch: bool = True,
+    dynamic_shapes: Sequence[Mapping[int, Any]] | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write the model in evaluation mode as one .onnx file (whole or not at all); returns its path.
 
     `example`: the inputs, any batch size. With `dynamic_batch`, dimension 0 of all inputs is the symbol `batch`;
-    ValueError if the graph turns out to be fixed to one size. `metadata` is stored in the file, each value as JSON
+    ValueError if the graph turns out to be fixed to one size. `dynamic_shapes` takes its place where other dimensions
+    vary, too: for each input its torch.export.Dim by dimension. `metadata` is stored in the file, each value as JSON
     unless it is a string.
     """
     import onnx
@@ -55,7 +57,7 @@ def to_onnx(
         # An example of one would be compiled in as a constant.
         inputs = tuple(x if x.shape[0] > 1 else torch.cat([x, x]) for x in inputs)
         batch = torch.export.Dim("batch", min=1)
-        shapes = tuple({0: batch} for _ in inputs)
+        shapes = tuple({0: batch} for _ in inputs) if dynamic_shapes is None else tuple(map(dict, dynamic_shapes))
     was_training = model.training
     model.eval()
     # It warns of each optional library that is not installed.
