@@ -1,0 +1,128 @@
+"""Losses of a voice or a vocoder on utterances it was not trained on, exact for any number of processes.
+
+    ./dlx run Tacotron2 evaluate -- --checkpoint runs/quickstart --utterances 300
+
+For a voice also how sharp its attention is (the mean over frames of the largest weight) and how near to the diagonal:
+both are near 1 for a voice that speaks, and low for one that did not learn to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from dlx import config as configs
+from dlx import dist
+from dlx.precision import autocast
+from dlx.record import Record
+from dlx.runlog import RunLog
+from dlx.speech.mel import MelSpectrogram
+
+from . import pretrained
+from .data import AudioBatch, TextMelBatch
+from .loss import Tacotron2Loss, guided_attention, likelihood_loss
+from .masking import length_mask
+from .model import Tacotron2
+from .options import CONFIGS, TASK, DataOptions
+
+VOICE = ("loss", "mel", "gate", "focus", "diagonal")
+
+
+@dataclass
+class EvaluateConfig(DataOptions):
+    """Measure a voice or a vocoder on the validation utterances."""
+
+    checkpoint: str = configs.field(help="a run's folder, a checkpoint, a file or a published name")
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = configs.field("fp32", help="arithmetic of the products")
+    output_dir: str = configs.field("runs/evaluate", help="where log and record go")
+
+
+def _sums(found: Any, batch: TextMelBatch) -> Tensor:
+    """The measures of VOICE, each times the batch's frames, and the frames."""
+    losses = Tacotron2Loss()(found, batch.mel, batch.gate, batch.text_lengths, batch.mel_lengths)
+    mask = length_mask(batch.mel_lengths, batch.mel.shape[2])
+    focus = torch.where(mask, found.alignments.float().amax(2), 0).sum() / mask.sum().clamp(min=1)
+    near = 1 - guided_attention(found.alignments.float(), batch.text_lengths, batch.mel_lengths)
+    measures = torch.stack([losses.total, losses.refined, losses.gate, focus, near]).double()
+    return torch.cat([measures, measures.new_ones(1)]) * mask.sum()
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[TextMelBatch] | Iterable[AudioBatch],
+    *,
+    world: dist.World,
+    precision: str = "fp32",
+    mel: MelSpectrogram | None = None,
+    sigma: float = 1.0,
+    seed: int = 0,
+) -> dict[str, float]:
+    """Means over all frames of a voice's measures (VOICE), or a vocoder's ``loss`` per sample. Same on every process.
+
+    Dropout of the prenet, which is never off, is drawn from ``seed``, so that results can be compared.
+    """
+    training = model.training
+    model.eval()
+    voice = isinstance(model, Tacotron2)
+    totals = torch.zeros(len(VOICE) + 1 if voice else 2, dtype=torch.float64, device=world.device)
+    devices = [world.device] if world.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        for batch in batches:
+            with autocast(precision, world.device):
+                if voice:
+                    found = model(batch.text, batch.text_lengths, batch.mel, batch.mel_lengths)
+                else:
+                    found = model(mel(batch.audio), batch.audio)
+            if voice:
+                totals += _sums(found, batch)
+            else:
+                count = (batch.lengths > 0).sum()
+                totals += torch.stack([likelihood_loss(*found, sigma=sigma).double() * count, count.double()])
+    model.train(training)
+    *sums, count = world.sum(totals).tolist()
+    if not count:
+        raise ValueError("there is no utterance to evaluate")
+    return dict(zip(VOICE if voice else ("loss",), (value / count for value in sums), strict=True))
+
+
+def main(args: list[str] | None = None) -> dict[str, Any]:
+    config = configs.parse(EvaluateConfig, args, configs_dir=CONFIGS, prog="evaluate")
+    with dist.init(config.device) as world:
+        found = pretrained.load(config.checkpoint, device=world.device)
+        for name, value in found.mel.to_dict().items():
+            if hasattr(config, name):
+                setattr(config, name, value)
+        splits = config.open()
+        kind = "text-mel" if isinstance(found.model, Tacotron2) else "audio"
+        loader = config.loader("val", splits, False, world, kind)
+        log = RunLog(config.output_dir, enabled=world.is_main)
+        record = Record.start(
+            TASK, "evaluate", configs.to_dict(config), seed=config.seed, data=config.identity(splits), run_id=log.run_id
+        )
+        result = evaluate(
+            found.model,
+            log.progress(iter(loader), len(loader), "evaluate"),
+            world=world,
+            precision=config.precision,
+            mel=MelSpectrogram(found.mel).to(world.device),
+        )
+        loader.close()
+        log.log((), {f"val.{name}": value for name, value in result.items()})
+        if world.is_main:
+            for name, value in result.items():
+                record.metric(f"val.{name}", value, "")
+            record.attach("model", found.describe() | {"source": found.source})
+            record.finish().save(Path(config.output_dir))
+        log.close()
+    return result
+
+
+if __name__ == "__main__":
+    main()
