@@ -78,19 +78,30 @@ def dropout(model: Tacotron2, steps: int, batch: int, generator: Generators) -> 
     With one generator per item, an item's factors do not depend on the others in the batch. Drawing steps in several
     calls gives what one call gives, if the generators are on the CPU.
     """
-    config, weight = model.config, model.decoder.mel.weight
-    shape = (config.prenet_layers, config.prenet)
-    rate = round(config.dropout * 256)
+    return _factors(model, _bytes(model, steps, batch, generator))
+
+
+def _bytes(model: Tacotron2, steps: int, batch: int, generator: Generators) -> Tensor:
+    """What `dropout` decides by, uint8 (steps, B, layers, P) where the generator is: eight to a random number."""
+    config = model.config
+    width = config.prenet_layers * config.prenet
+    words = -(-width // 8)
 
     def draw(generator: torch.Generator, *size: int) -> Tensor:
-        return torch.randint(256, size, dtype=torch.uint8, generator=generator, device=generator.device)
+        drawn = torch.empty(*size, words, dtype=torch.int64, device=generator.device)
+        return drawn.random_(-(2**63), None, generator=generator)
 
     if isinstance(generator, torch.Generator):
-        drawn = draw(generator, steps, batch, *shape)
+        drawn = draw(generator, steps, batch)
     elif len(generator) != batch:
         raise ValueError(f"{len(generator)} generators for a batch of {batch}")
     else:
-        drawn = torch.stack([draw(one, steps, *shape) for one in generator], 1)
+        drawn = torch.stack([draw(one, steps) for one in generator], 1)
+    return drawn.view(torch.uint8)[..., :width].unflatten(2, (config.prenet_layers, config.prenet))
+
+
+def _factors(model: Tacotron2, drawn: Tensor) -> Tensor:
+    weight, rate = model.decoder.mel.weight, round(model.config.dropout * 256)
     return (drawn.to(weight.device) >= rate).to(weight.dtype) / (1 - rate / 256)
 
 
@@ -166,6 +177,11 @@ class GraphedBlock:
     def __init__(self, stepper: Stepper, memory: Tensor, lengths: Tensor, keep: Tensor):
         self.source, self.keep = stepper.source(memory, lengths), keep.clone()
         self.stepper, self.state = stepper, stepper.start(memory)
+        with torch.cuda.device(memory.device):
+            self._capture()
+
+    def _capture(self) -> None:
+        stepper = self.stepper
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -211,9 +227,11 @@ class FastDecoder:
         if self.graphs:  # of few shapes; more memory than the text needs is masked
             memory = F.pad(memory, (0, 0, 0, -width % 32))
         run = self._runner(memory, lengths)
+        drawn = _bytes(self.model, self.steps, batch, generator)
         for first in range(0, limit, self.steps):
-            steps = self.steps if self.graphs else min(self.steps, limit - first)
-            found = run(dropout(self.model, steps, batch, generator))
+            keep = _factors(self.model, drawn)
+            found = run(keep if self.graphs else keep[: limit - first])
+            drawn = _bytes(self.model, self.steps, batch, generator)  # while a GPU is at work
             yield Block(*(part[: limit - first] for part in found[:2]), found.weights[: limit - first, :, :width])
 
     def _runner(self, memory: Tensor, lengths: Tensor) -> Callable[[Tensor], Block]:

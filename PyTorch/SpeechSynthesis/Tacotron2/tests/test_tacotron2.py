@@ -46,10 +46,10 @@ def tiny(gate: float = 0.0, dtype: torch.dtype = torch.float64) -> Tacotron2:
 
 def lively() -> Tacotron2:
     """A model whose frames differ so much that the gates fire at various steps."""
-    model = tiny(-2.0)
+    model = tiny(-1.0)
     for name, parameter in model.decoder.named_parameters():
         if "weight" in name:
-            parameter.data.mul_(4)
+            parameter.data.mul_(3)
     return model
 
 
@@ -241,37 +241,38 @@ def test_fast_decoding_is_plain_decoding(block):
         warnings.simplefilter("ignore")
         plain = decode_plainly(model, *inputs, generator=torch.Generator().manual_seed(4), limit=60)
         fast = decode(FastDecoder(model, block=block), *inputs, generator=torch.Generator().manual_seed(4), limit=60)
-    assert plain.lengths.tolist() == [22, 50, 60] and plain.reached_limit == [False, False, True]
+    assert plain.lengths.tolist() == [20, 32, 60] and plain.reached_limit == [False, False, True]
     assert torch.equal(fast.lengths, plain.lengths) and fast.reached_limit == plain.reached_limit
     for name in ("mel", "refined", "alignments"):
-        assert torch.allclose(getattr(fast, name), getattr(plain, name), rtol=0, atol=1e-6), name
+        assert torch.allclose(getattr(fast, name), getattr(plain, name), rtol=0, atol=1e-9), name
 
 
 def test_given_frames_say_what_was_decoded():
     """Teacher forcing with a decoded spectrogram and the same dropout gives that spectrogram."""
     model, batch = lively(), example()
     generators = [torch.Generator().manual_seed(seed) for seed in (1, 2, 3)]
-    found = decode(model, batch.text, batch.text_lengths, generator=generators, limit=500)
+    found = decode(model, batch.text, batch.text_lengths, generator=generators, limit=60)
     generators = [torch.Generator().manual_seed(seed) for seed in (1, 2, 3)]
     keep = dropout(model, found.mel.shape[2], 3, generators)
     forced = model(batch.text, batch.text_lengths, found.mel, found.lengths, keep)
-    assert torch.allclose(forced.mel, found.mel, rtol=0, atol=1e-8)
-    assert torch.allclose(forced.refined, found.refined, rtol=0, atol=1e-8)
+    assert torch.allclose(forced.mel, found.mel, rtol=0, atol=1e-9)
+    assert torch.allclose(forced.refined, found.refined, rtol=0, atol=1e-9)
     for row, length in enumerate(found.lengths.tolist()):
         assert forced.gate[row, length - 1] > 0 and (forced.gate[row, : length - 1] <= 0).all()
 
 
+@pytest.mark.filterwarnings("ignore:items")
 def test_an_item_does_not_depend_on_its_batch():
     model, batch = lively(), example()
     generators = [torch.Generator().manual_seed(seed) for seed in (1, 2, 3)]
-    together = decode(model, batch.text, batch.text_lengths, generator=generators, limit=500)
+    together = decode(model, batch.text, batch.text_lengths, generator=generators, limit=60)
     for row, length in enumerate(batch.text_lengths.tolist()):
         generator = [torch.Generator().manual_seed(row + 1)]
         text, lengths = batch.text[row : row + 1, :length], batch.text_lengths[row : row + 1]
-        alone = decode(model, text, lengths, generator=generator, limit=500)
+        alone = decode(model, text, lengths, generator=generator, limit=60)
         frames = int(alone.lengths)
         assert frames == together.lengths[row]
-        assert torch.allclose(together.refined[row, :, :frames], alone.refined[0], rtol=0, atol=1e-8)
+        assert torch.allclose(together.refined[row, :, :frames], alone.refined[0], rtol=0, atol=1e-9)
         assert not together.refined[row, :, frames:].any()
 
 
