@@ -41,6 +41,16 @@ def guided_attention(alignments: Tensor, text_lengths: Tensor, mel_lengths: Tens
     return torch.where(mask, cost, 0).sum() / mask.sum().clamp(min=1)
 
 
+def attention_focus(alignments: Tensor, mel_lengths: Tensor) -> Tensor:
+    """The largest weight of a frame, the mean over all frames: near 1 once attention has found what it reads.
+
+    ``alignments`` (B, F, T). A model that has not learnt to align stays near one over the number of symbols, however
+    low its loss, and will not speak.
+    """
+    mask = length_mask(mel_lengths, alignments.shape[1])
+    return torch.where(mask, alignments.amax(2), 0).sum() / mask.sum().clamp(min=1)
+
+
 @dataclass(frozen=True)
 class Tacotron2Loss:
     """Squared errors of the frames before and after the postnet, and cross entropy of the gate; padding counts nothing.

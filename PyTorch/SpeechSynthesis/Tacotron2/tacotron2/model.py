@@ -217,14 +217,16 @@ class Decoder(nn.Module):
         return frames.permute(1, 2, 0), gates[:, :, 0].T, alignments.transpose(0, 1)
 
     def _attention_offsets(self, mel: Tensor, keep: Tensor | None) -> Tensor:
-        """What the prenet adds to the gates of each step, (F, B, 4 H). The frames are read where they are: the one of
-        zeros that the first step is told adds nothing, so it is not put before them."""
+        """What the prenet adds to the gates of each step, (F, B, 4 H).
+
+        The frames are read where they are. The first step is told a frame of zeros, of which the prenet makes zeros, so
+        these are put before what it makes of the others.
+        """
         rnn = self.attention_rnn
         told = mel.permute(2, 0, 1)[:-1]
         known = self.prenet(told, None if keep is None else keep[1:].permute(2, 0, 1, 3))
-        added = F.linear(known, rnn.weight_ih[:, : self.config.prenet])
-        bias = rnn.bias_ih + rnn.bias_hh
-        return F.pad(added, (0, 0, 0, 0, 1, 0)) + bias.to(added.dtype)
+        known = F.pad(known, (0, 0, 0, 0, 1, 0))  # of the prenet's width, the gates are sixteen times as wide
+        return F.linear(known, rnn.weight_ih[:, : self.config.prenet], rnn.bias_ih + rnn.bias_hh)
 
     def _attend_all(
         self, offsets: Tensor, memory: Tensor, lengths: Tensor, dtype: torch.dtype

@@ -115,7 +115,7 @@ class Mixing(nn.Module):
         super().__init__()
         rotation = torch.linalg.qr(torch.randn(width, width)).Q
         rotation[:, 0] *= torch.linalg.det(rotation).sign()
-        self.weight = nn.Parameter(rotation)
+        self.weight = nn.Parameter(rotation.contiguous())
         self.register_buffer("inverse_weight", None, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:

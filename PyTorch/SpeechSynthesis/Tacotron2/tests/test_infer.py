@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from dlx import checkpoint as checkpoints
+from dlx.files import sha256
 from dlx.speech import vocoder as vocoders
 from dlx.speech.frontend import FrontEnd
 from dlx.speech.mel import MelConfig
@@ -223,6 +225,29 @@ def test_the_alphabet_travels_with_the_checkpoint(tmp_path):
     with pytest.raises(ValueError, match="there is no checkpoint in this folder"):
         (tmp_path / "empty").mkdir()
         pretrained.load(tmp_path / "empty")
+
+
+def test_published_weights_have_cards(tmp_path, monkeypatch):
+    """A card beside its file gives architecture, symbols and spectrograms; the file is verified."""
+    folder = tmp_path / "PyTorch" / "SpeechSynthesis" / "Tacotron2" / "weights"
+    folder.mkdir(parents=True)
+    for arch, front_end in ((ARCH, FrontEnd()), (VOCODER, None)):
+        path = folder / f"{arch}.test.safetensors"
+        save_file({name: value.half() for name, value in lively(arch).state_dict().items()}, path)
+        card = pretrained.describe(arch, MelConfig(), front_end) | {
+            "name": f"{arch}.test", "task": "PyTorch/SpeechSynthesis/Tacotron2", "licence": "", "credit": "",
+            "source": {"kind": "file", "path": path.name}, "sha256": sha256(path), "size": path.stat().st_size,
+            "metric": {},
+        }  # fmt: skip
+        (folder / f"{arch}.test.json").write_text(json.dumps(card))
+    monkeypatch.setenv("DLX_ROOT", str(tmp_path))
+    found = pretrained.load_voice(f"{ARCH}.test")
+    assert found.arch == ARCH and found.front_end == FrontEnd() and found.extra["licence"] == ""
+    assert found.model.decoder.mel.weight.dtype == torch.float32
+    vocoder = pretrained.load_vocoder(f"{VOCODER}.test", sigma=0.5, strength=0.0, seed=3)
+    assert isinstance(vocoder, WaveGlowVocoder) and (vocoder.sigma, vocoder.seed, vocoder.denoiser) == (0.5, 3, None)
+    with pytest.raises(ValueError, match=rf"no name of published weights \({ARCH}.test, {VOCODER}.test\)"):
+        pretrained.load(f"{ARCH}.tset")
 
 
 def test_vocoders_by_name(tmp_path):

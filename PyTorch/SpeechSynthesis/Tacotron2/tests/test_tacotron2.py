@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,11 +13,11 @@ import torch.nn.functional as F
 from tacotron2 import registry
 from tacotron2.data import TextMelBatch
 from tacotron2.decoding import FastDecoder, decode, decode_plainly, dropout
-from tacotron2.loss import Tacotron2Loss, guided_attention
+from tacotron2.loss import Tacotron2Loss, attention_focus, guided_attention
 from tacotron2.masking import length_mask, reverse_within
 from tacotron2.model import MaskedBatchNorm, Prediction, Tacotron2, Tacotron2Config
 from tacotron2.recurrence import Product, lstm_cell
-from tacotron2.step import TrainState, train_step
+from tacotron2.step import TrainState, capture, train_step
 
 TINY = Tacotron2Config(
     num_symbols=20,
@@ -356,6 +357,48 @@ def test_graphs_decode_the_same(dtype):
     assert torch.equal(results[1].refined, results[2].refined)
 
 
+@pytest.mark.gpu
+def test_gradients_on_a_gpu():
+    """The fused cell and the deferred gradients there, against float64 on the CPU; and autocast does not fail."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    model, batch = tiny(), example()
+    keep = dropout(model, 14, 3, torch.Generator().manual_seed(5))
+    objective = Tacotron2Loss(guide=1.0)
+    gradients = []
+    for device, dtype, cast in (
+        ("cpu", torch.float64, False),
+        ("cuda", torch.float32, False),
+        ("cuda", torch.float32, True),
+    ):
+        own = tiny(dtype=dtype).to(device)
+        given = TextMelBatch(*(x.to(device, dtype) if x.is_floating_point() else x.to(device) for x in batch))
+        with torch.autocast("cuda", torch.bfloat16, enabled=cast):
+            found = own(given.text, given.text_lengths, given.mel, given.mel_lengths, keep.to(device, dtype))
+        objective(found, given.mel, given.gate, given.text_lengths, given.mel_lengths).total.backward()
+        gradients.append([parameter.grad.double().cpu() for parameter in own.parameters()])
+    for exact, single, rough in zip(*gradients, strict=True):
+        scale = exact.norm() + 1e-6
+        assert (single - exact).norm() < 1e-3 * scale + 1e-6 and (rough - exact).norm() < 0.2 * scale + 1e-3
+
+
+@pytest.mark.gpu
+def test_a_captured_step_is_the_eager_step():
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    batch = TextMelBatch(*(x.to("cuda", torch.float32) if x.is_floating_point() else x.cuda() for x in example()))
+    losses = []
+    for graphed in (False, True):
+        torch.manual_seed(0)
+        model = Tacotron2(replace(TINY, dropout=0.0, rnn_dropout=0.0)).cuda()
+        rate = torch.tensor(3e-3, device="cuda")
+        optimizer = torch.optim.Adam(model.parameters(), lr=rate, fused=True, capturable=True)
+        state = TrainState(model, optimizer, max_norm=1.0)
+        step = capture(state, [batch]) if graphed else lambda inputs, state=state: train_step(state, inputs)
+        losses.append([float(step([batch])) for _ in range(5)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3) and losses[0][-1] < losses[0][0]
+
+
 # Losses
 
 
@@ -397,6 +440,13 @@ def test_guided_attention_prefers_the_diagonal():
     lengths = torch.tensor([20])
     assert float(guided_attention(diagonal, lengths, lengths)) < 1e-6
     assert float(guided_attention(diagonal.flip(1), lengths, lengths)) > 0.5
+
+
+def test_focus_of_attention():
+    lengths = torch.tensor([4, 2])
+    sharp, flat = torch.eye(4).expand(2, 4, 4).clone(), torch.full((2, 4, 4), 0.25)
+    sharp[1, 2:] = 9  # behind the end
+    assert float(attention_focus(sharp, lengths)) == 1 and float(attention_focus(flat, lengths)) == 0.25
 
 
 # Training
