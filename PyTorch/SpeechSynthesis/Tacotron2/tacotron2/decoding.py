@@ -68,7 +68,7 @@ class Source(NamedTuple):
 
     memory: Tensor  # (B, T, E)
     projected: Tensor  # (B, A, T)
-    mask: Tensor  # (B, T) bool
+    outside: Tensor  # (B, T) bool, true for padding
     offsets: tuple[Tensor, Tensor]
 
 
@@ -127,7 +127,7 @@ class Stepper:
         """What the steps read of the encoder's memory (B, T, E)."""
         projected = F.linear(memory, self.project).transpose(1, 2).contiguous()
         offsets = tuple(bias.repeat(len(memory), 1) for bias in self.biases)
-        return Source(memory, projected, length_mask(lengths, memory.shape[1]), offsets)
+        return Source(memory, projected, ~length_mask(lengths, memory.shape[1]), offsets)
 
     def start(self, memory: Tensor) -> State:
         """The state before the first step: all zeros."""
@@ -152,7 +152,7 @@ class Stepper:
         hidden, cell = lstm_cell(source.offsets[0], product, state.attention_cell)
         hidden = hidden.to(self.dtype)
         query = F.linear(hidden, self.query)
-        fixed = (source.projected, source.memory, source.mask, self.kernel, self.score)
+        fixed = (source.projected, source.memory, source.outside, self.kernel, self.score)
         context, weights = attend(query, state.history, *fixed)
         history = torch.stack((weights, state.history[:, 1] + weights), 1)
         product = F.linear(torch.cat((hidden, context, state.decoder_hidden), 1), self.rnns[1])
@@ -209,12 +209,17 @@ class GraphedBlock:
 
 
 class FastDecoder:
-    """Decodes with the weights that ``model`` has now; ``graphs``: as CUDA graphs, by default where there is CUDA."""
+    """Decodes with the weights that ``model`` has now; ``graphs``: as CUDA graphs, by default where there is CUDA.
 
-    def __init__(self, model: Tacotron2, graphs: bool | None = None, block: int = BLOCK):
+    ``compiled``: a step goes through torch.compile, which makes fewer kernels of it; for each shape that takes a while.
+    """
+
+    def __init__(self, model: Tacotron2, graphs: bool | None = None, block: int = BLOCK, compiled: bool = False):
         if block < 1:
             raise ValueError(f"a block must have at least one step, got {block}")
         self.model, self.steps, self.stepper = model, block, Stepper(model)
+        if compiled:
+            self.stepper.step = torch.compile(self.stepper.step, dynamic=False)
         self.graphs = model.decoder.mel.weight.is_cuda if graphs is None else graphs
         self.captured: dict[tuple[int, int], GraphedBlock] = {}
 

@@ -1,8 +1,8 @@
 """Say texts: writes a WAV file and a picture for each, and infer.json with lengths, stop flags and speed.
 
-./dlx run Tacotron2 infer -- --checkpoint runs/quickstart --text "Good morning, how are you?"
-./dlx run Tacotron2 infer -- --checkpoint runs/quickstart -i sentences.txt --vocoder runs/waveglow
-./dlx run Tacotron2 infer -- --checkpoint runs/quickstart -i story.txt --stream true
+./dlx run Tacotron2 infer -- --checkpoint runs/tacotron2_quickstart --text "Good morning, how are you?"
+./dlx run Tacotron2 infer -- --checkpoint runs/tacotron2_quickstart -i sentences.txt --vocoder runs/waveglow
+./dlx run Tacotron2 infer -- --checkpoint runs/tacotron2_quickstart -i story.txt --stream true
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class InferConfig:
     precision: Literal["fp32", "bf16", "fp16"] = configs.field("fp32", help="of weights and activations")
     stream: bool = configs.field(False, help="give sound before the text is finished; prints the first piece's latency")
     strict: bool = configs.field(False, help="refuse texts with characters that cannot be said")
+    compiled: bool = configs.field(False, help="decoder steps through torch.compile: slow to begin, then faster")
     pictures: bool = configs.field(True, help="draw spectrograms and alignments")
     seed: int = configs.field(0, help="of the prenet's dropout and WaveGlow's noise", ge=0)
     output_dir: str = configs.field("runs/infer", help="0001.wav, 0001.png, ..., infer.json")
@@ -92,7 +93,7 @@ def build(config: InferConfig, device: torch.device) -> Synthesizer:
         strength=config.denoise,
         seed=config.seed,
     )
-    names = ("batch_size", "limit", "threshold", "chunk", "pause", "seed", "strict")
+    names = ("batch_size", "limit", "threshold", "chunk", "pause", "seed", "strict", "compiled")
     return Synthesizer(voice, vocoder, device, dtype, **{name: getattr(config, name) for name in names})
 
 
@@ -147,6 +148,7 @@ def main(args: list[str] | None = None) -> dict[str, Any]:
     output.mkdir(parents=True, exist_ok=True)
     stems = [output / f"{number:04d}" for number in range(1, len(texts) + 1)]
     with dist.init(config.device) as world:
+        world.require_alone("infer")
         synthesizer = build(config, world.device)
         synthesizer.plan(texts, names)
         content: dict[str, Any] = {

@@ -165,17 +165,17 @@ class Attention(nn.Module):
 
 
 def attend(
-    query: Tensor, history: Tensor, projected: Tensor, memory: Tensor, mask: Tensor, kernel: Tensor, score: Tensor
+    query: Tensor, history: Tensor, projected: Tensor, memory: Tensor, outside: Tensor, kernel: Tensor, score: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Context (B, E) and weights (B, T) of one step.
 
-    ``query`` (B, A); ``history`` (B, 2, T): the weights of the last step and the sum of all; ``mask`` (B, T): true for
-    symbols; ``kernel`` (A, 2, K) and ``score`` (1, A) of `Attention`.
+    ``query`` (B, A); ``history`` (B, 2, T): the weights of the last step and the sum of all; ``outside`` (B, T):
+    true for padding; ``kernel`` (A, 2, K) and ``score`` (1, A) of `Attention`.
     """
     location = F.conv1d(history.to(kernel.dtype), kernel, padding=kernel.shape[2] // 2)
     energies = torch.tanh(projected + location + query[:, :, None])
     scores = (score @ energies)[:, 0].to(history.dtype)
-    weights = scores.masked_fill(~mask, float("-inf")).softmax(1)
+    weights = scores.masked_fill(outside, float("-inf")).softmax(1)
     return torch.bmm(weights[:, None].to(memory.dtype), memory)[:, 0], weights
 
 
@@ -242,7 +242,7 @@ class Decoder(nn.Module):
         memory = memory.to(dtype)
         projected = F.linear(memory, attention.memory.weight.to(dtype)).transpose(1, 2)
         kernel, score = attention.location_kernel().to(dtype), attention.score.weight.to(dtype)
-        mask = length_mask(lengths, memory.shape[1])
+        outside = ~length_mask(lengths, memory.shape[1])
         context = memory.new_zeros(batch, config.encoder)
         hidden = memory.new_zeros(batch, config.rnn)
         cell = hidden.to(exact)
@@ -251,7 +251,7 @@ class Decoder(nn.Module):
         for step in range(frames):
             hidden, cell = lstm_cell(*gates.parts(step, torch.cat((context, hidden), 1)), cell)
             hidden = F.dropout(hidden, config.rnn_dropout, self.training).to(dtype)
-            context, weights = attend(queries(step, hidden), history, projected, memory, mask, kernel, score)
+            context, weights = attend(queries(step, hidden), history, projected, memory, outside, kernel, score)
             history = torch.stack((weights, history[:, 1] + weights), 1)
             found.append((hidden, context, weights))
         hiddens, contexts, alignments = (torch.stack(parts) for parts in zip(*found, strict=True))

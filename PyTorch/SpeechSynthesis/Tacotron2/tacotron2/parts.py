@@ -168,7 +168,7 @@ class StepPart(nn.Module):
     ) -> tuple[Tensor, ...]:
         state = State(frame, attention_hidden, attention_cell, decoder_hidden, decoder_cell, context, history)
         offsets = tuple(bias.expand(memory.shape[0], -1) for bias in self.stepper.biases)
-        source = Source(memory, projected, length_mask(lengths, memory.shape[1]), offsets)
+        source = Source(memory, projected, ~length_mask(lengths, memory.shape[1]), offsets)
         state, gate = self.stepper.step(state, source, keep)
         return (*state, gate)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import warnings
 from dataclasses import replace
 
@@ -248,6 +249,18 @@ def test_fast_decoding_is_plain_decoding(block):
         assert torch.allclose(getattr(fast, name), getattr(plain, name), rtol=0, atol=1e-9), name
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:items")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="lacks a C++ compiler (g++)")
+def test_compiled_steps_decode_the_same():
+    model, batch = tiny(-20, torch.float32), example()
+    results = [
+        decode(FastDecoder(model, compiled=compiled), batch.text, batch.text_lengths, limit=20).refined
+        for compiled in (False, True)
+    ]
+    assert torch.allclose(*results, rtol=0, atol=1e-4)
+
+
 def test_given_frames_say_what_was_decoded():
     """Teacher forcing with a decoded spectrogram and the same dropout gives that spectrogram."""
     model, batch = lively(), example()
@@ -339,16 +352,17 @@ def test_bad_text_is_refused_before_anything_runs():
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:items")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_graphs_decode_the_same(dtype):
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    torch.manual_seed(0)
-    model = Tacotron2(TINY).to("cuda", dtype).eval()
+    model = tiny(-20, dtype).to("cuda")
     text, lengths = torch.randint(1, 20, (2, 40), device="cuda"), torch.tensor([40, 25], device="cuda")
     eager, graphed = FastDecoder(model, graphs=False), FastDecoder(model, graphs=True)
+    compiled = FastDecoder(model, graphs=True, compiled=True)
     results = []
-    for decoder in (eager, graphed, graphed):
+    for decoder in (eager, graphed, graphed, compiled):
         results.append(decode(decoder, text, lengths, generator=torch.Generator().manual_seed(3), limit=70))
     for other in results[1:]:
         assert torch.equal(results[0].lengths, other.lengths)
