@@ -40,6 +40,9 @@ _ENTRIES = {
     "ssd.hub": ["nvidia_ssd", "nvidia_ssd_processing_utils", "ssd300"],
     "tacotron2.hub": ["nvidia_tacotron2", "nvidia_waveglow", "nvidia_tts_utils"],
 }
+# A copy of one task (`./dlx copy`) has that task's entries alone.
+_FOLDERS = {package: folder for package, folder in _FOLDERS.items() if (_ROOT / folder / package).is_dir()}
+_ENTRIES = {module: names for module, names in _ENTRIES.items() if module.split(".")[0] in _FOLDERS}
 
 _sys.path += [str(_ROOT / folder) for folder in ("Tools", *_FOLDERS.values()) if str(_ROOT / folder) not in _sys.path]
 

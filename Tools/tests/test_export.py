@@ -50,6 +50,14 @@ def test_graph_equals_model_at_any_batch(graph):
     assert [p.name for p in path.parent.iterdir()] == ["net.onnx"], "one file, nothing left beside it"
 
 
+def test_other_sizes_may_vary_too(tmp_path):
+    batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
+    model, path = torch.nn.Conv1d(3, 4, 3, padding=1), tmp_path / "net.onnx"
+    export.to_onnx(model, torch.randn(2, 3, 9), path, dynamic_shapes=[{0: batch, 2: length}])
+    for size in (5, 31):
+        assert export.check_onnx(path, model, lambda count, size=size: torch.randn(count, 3, size)) < 1e-5
+
+
 def test_metadata_comes_back(graph):
     assert export.read_metadata(graph[1]) == {"arch": "net", "labels": ["a", "b"]}
 

@@ -8,13 +8,14 @@ Loading such a state dict with ``load_state_dict`` converts it, and gives each l
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+
+from dlx.weights import strip_prefixes
 
 if TYPE_CHECKING:
     from .model.radial import Pair, RadialProfile
@@ -24,12 +25,6 @@ _PROFILE = re.compile(
     r"(conv|conv_out\.(?P<out>\d+)|conv_in\.(?P<in>\d+)|conv\.(?P<pair>\d+,\d+))"
     r"\.radial_func\.net\.(?P<layer>\d)\.(?P<leaf>weight|bias)$"
 )
-
-
-def strip_prefixes(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Without the names of wrappers (data parallel, compiled) that every key starts with."""
-    wrappers = re.match(r"((module|_orig_mod)\.)*", os.path.commonprefix(list(state_dict)))
-    return {key[wrappers.end() :]: value for key, value in state_dict.items()}
 
 
 def read_checkpoint(content: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
 """Mean absolute error of a model on a split, in the target's unit, exact for any number of processes.
 
-./dlx run SE3Transformer evaluate -- --checkpoint runs/quickstart
+./dlx run SE3Transformer evaluate -- --checkpoint runs/se3_quickstart
 ./dlx run SE3Transformer evaluate -- --checkpoint runs/homo --split val
 """
 
@@ -25,11 +25,11 @@ from dlx.runlog import RunLog
 from . import pretrained, samples
 from .loading import MoleculeLoader
 from .molecules import Batch, Molecules, TargetScale
-from .options import CONFIGS, TASK, DataOptions, target_values
+from .options import CONFIGS, TASK, DataOptions, MoleculeOptions, target_values
 
 
 @dataclass
-class EvaluateConfig(DataOptions):
+class EvaluateConfig(MoleculeOptions):
     """Measure a model on molecules that it was not trained on."""
 
     checkpoint: str = configs.field(help="a run's folder, a checkpoint, or a name of `./dlx weights list`")
@@ -92,9 +92,9 @@ def main(args: list[str] | None = None) -> dict[str, Any]:
         if len(found.targets) != 1:
             raise ValueError(f"{config.checkpoint} predicts {len(found.targets)} targets, evaluate measures one")
         scale = found.targets[0]
-        config.task, config.graph, config.radius = scale.name, found.graph, found.radius
+        source = DataOptions(task=scale.name, graph=found.graph, radius=found.radius)  # what the model was made for
         molecules = config.open()[config.split]
-        collate = config.collator(molecules, scale, world.device)
+        collate = source.collator(molecules, scale, world.device)
         plan = Plan(len(molecules), config.batch_size, False, rank=world.rank, world_size=world.size)
         loader = MoleculeLoader(collate, plan)
         log = RunLog(config.output_dir, enabled=world.is_main)
@@ -103,7 +103,7 @@ def main(args: list[str] | None = None) -> dict[str, Any]:
         outputs, _ = predict(
             found.model, log.progress(iter(loader), len(loader), "evaluate"), world, config.precision
         )  # fmt: skip
-        result = measure(outputs, molecules, scale, config.task)
+        result = measure(outputs, molecules, scale, scale.name)
         log.log((), {f"{config.split}.mae": result["mae"], f"{config.split}.rmse": result["rmse"]})
         if world.is_main:
             output = Path(config.output_dir)

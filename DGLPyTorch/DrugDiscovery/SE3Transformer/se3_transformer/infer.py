@@ -1,7 +1,7 @@
 """Predict properties of molecules: prints them with units, writes a JSON file and a picture of every molecule.
 
-./dlx run SE3Transformer infer -- --checkpoint runs/quickstart --smiles CCO
-./dlx run SE3Transformer infer -- --checkpoint runs/quickstart --file molecules.sdf
+./dlx run SE3Transformer infer -- --checkpoint runs/se3_quickstart --smiles "CCO C[NH3+]"
+./dlx run SE3Transformer infer -- --checkpoint runs/se3_quickstart --file molecules.sdf
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class InferConfig:
     """Predict for SMILES (with a conformer by RDKit) or for the geometries of a file."""
 
     checkpoint: str = configs.field(help="a run's folder, a checkpoint, or a name of `./dlx weights list`")
-    smiles: list[str] = configs.field([], help="one or more SMILES of H, C, N, O, F")
+    smiles: str | None = configs.field(None, help="one or more SMILES of H, C, N, O, F, with spaces between them")
     file: str | None = configs.field(
         None, help="an .sdf or .mol file with 3-D positions and hydrogens, or an .xyz file"
     )
@@ -40,7 +40,7 @@ class InferConfig:
 def read(config: InferConfig, skipped: list[tuple[str, str]]) -> list[chemistry.Molecule]:
     """All molecules asked for. What cannot be read raises, or is noted in ``skipped``."""
     found = []
-    for smiles in config.smiles:
+    for smiles in (config.smiles or "").split():
         try:
             found.append(chemistry.from_smiles(smiles, config.seed))
         except ValueError as error:
@@ -64,6 +64,7 @@ def main(args: list[str] | None = None) -> dict[str, Any]:
         raise ValueError(f"none of {len(skipped)} molecules could be read; {skipped[0][1]}")
     output = Path(config.output_dir)
     with dist.init(config.device) as world:
+        world.require_alone("infer")
         predictor = pretrained.load(config.checkpoint, device=world.device)
         values = predictor.predict(molecules, config.batch_size)
     results = []

@@ -60,22 +60,19 @@ def build_model(options: dict[str, Any], num_targets: int = 1) -> SE3Transformer
 
 
 @dataclass
-class DataOptions:
-    """Which molecules and which property."""
+class MoleculeOptions:
+    """Which molecules."""
 
     data: Literal["qm9"] = field("qm9", help="the data set", group="data")
     data_dir: str | None = field(None, help="folder that already holds the data set's tables", group="data")
-    task: str = field("homo", help=f"target: {', '.join(qm9.TARGETS)}", group="data", choices=tuple(qm9.TARGETS))
-    graph: Literal["bonds", "full", "radius"] = field(
-        "bonds", help="edges: bonds (as the published figures), all pairs, or pairs within radius", group="data"
-    )
-    radius: float = field(5.0, help="of graph radius, in angstrom", gt=0, group="data")
     max_molecules: int | None = field(None, help="use only so many, drawn by the seed", ge=20, group="data")
     split_seed: int = field(0, help="of the split into train, val and test", ge=0, group="data")
 
     def open(self) -> dict[str, Molecules]:
         """The splits train, val and test, disjoint, in the published sizes where all molecules are used."""
         if self.data_dir is not None:
+            if not Path(self.data_dir).is_dir():
+                raise ValueError(f"data_dir {self.data_dir}: there is no such folder")
             datasets.prepare(qm9.DATA_SET, source=self.data_dir)
         everything = qm9.load()
         count = len(everything)
@@ -88,6 +85,17 @@ class DataOptions:
     def identity(self) -> dict[str, str]:
         """The data's hash for a run record."""
         return {self.data: datasets.identity(qm9.DATA_SET)}
+
+
+@dataclass
+class DataOptions(MoleculeOptions):
+    """Which molecules and which property."""
+
+    task: str = field("homo", help=f"target: {', '.join(qm9.TARGETS)}", group="data", choices=tuple(qm9.TARGETS))
+    graph: Literal["bonds", "full", "radius"] = field(
+        "bonds", help="edges: bonds (as the published figures), all pairs, or pairs within radius", group="data"
+    )
+    radius: float = field(5.0, help="of graph radius, in angstrom", gt=0, group="data")
 
     def scale(self, train: Molecules) -> TargetScale:
         """Mean, deviation and atom references of the target, from the training split."""

@@ -35,7 +35,7 @@ def main(args: list[str] | None = None) -> None:
     print("4/4  predict for four molecules by their names in SMILES")
     infer.main(
         ["--checkpoint", str(output), "--output_dir", str(output / "infer"), "--device", config.device]
-        + ["--smiles", *MOLECULES]
+        + ["--smiles", " ".join(MOLECULES)]
     )
     unit = config.scale(splits["train"]).unit
     print(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dlx import config as configs
@@ -113,7 +114,14 @@ class Trainer(trainer.Trainer):
 
 def run(config: TrainConfig) -> dict[str, Any]:
     """Train by a configuration; returns the run record's fields. Raises Stopped after a signal, when all is saved."""
-    return training.run(config, Trainer)
+    before = torch.are_deterministic_algorithms_enabled()
+    # On several CPU threads sums into atoms would otherwise come in any order, and no run would be another's equal. The
+    # kernels of a GPU need no such switch.
+    torch.use_deterministic_algorithms(before or not torch.cuda.is_available())
+    try:
+        return training.run(config, Trainer)
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def main(args: list[str] | None = None) -> dict[str, Any]:

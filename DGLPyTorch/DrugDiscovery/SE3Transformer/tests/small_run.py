@@ -37,7 +37,7 @@ def make_molecules(count: int = COUNT) -> Molecules:
 def patch() -> None:
     """Take these molecules for QM9."""
     qm9.load = lambda *args, **kwargs: make_molecules()
-    options.DataOptions.identity = lambda self: {}
+    options.MoleculeOptions.identity = lambda self: {}
 
 
 def main(jobs: list[tuple[str, list[str]]]) -> None:

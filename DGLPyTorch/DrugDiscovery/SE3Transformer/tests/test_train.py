@@ -53,7 +53,7 @@ def molecules(monkeypatch):
     torch.set_num_threads(1)
     made = small_run.make_molecules()
     monkeypatch.setattr(qm9, "load", lambda *args, **kwargs: made)
-    monkeypatch.setattr(options.DataOptions, "identity", lambda self: {})
+    monkeypatch.setattr(options.MoleculeOptions, "identity", lambda self: {})
     yield made
     torch.set_num_threads(threads)
 
@@ -106,7 +106,7 @@ def test_evaluate_and_infer_use_what_was_trained(whole_run, tmp_path, molecules)
     # By hand: the predictor's own way from molecules to values of the target's unit.
     config = configs.parse(evaluate.EvaluateConfig, ["--checkpoint", str(whole_run)], configs_dir=CONFIGS)
     split = config.open()["val"]
-    collate = config.collator(split, found.targets[0], "cpu")
+    collate = options.DataOptions().collator(split, found.targets[0], "cpu")
     with torch.no_grad():
         batch = collate(np.arange(len(split)))
         outputs = found.model(batch.graph, batch.node_feats, batch.edge_feats).numpy()

@@ -13,23 +13,13 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
+from dlx.weights import strip_prefixes
+
 from .efficientnet import STAGES, EfficientNet
 from .registry import architecture
 from .resnet import ResNet
 
-PREFIXES = ("module.", "_orig_mod.")
 Rename = Callable[[str], str]
-
-
-def strip_prefixes(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Remove the wrapper prefixes that *every* key starts with."""
-    stripped = dict(state_dict)
-    while stripped:
-        prefix = next((prefix for prefix in PREFIXES if all(key.startswith(prefix) for key in stripped)), None)
-        if prefix is None:
-            break
-        stripped = {key[len(prefix) :]: value for key, value in stripped.items()}
-    return stripped
 
 
 def _rules(*pairs: tuple[str, str]) -> Rename:

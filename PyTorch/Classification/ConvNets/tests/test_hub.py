@@ -15,8 +15,9 @@ import torch
 from PIL import Image
 
 from convnets import hub, registry
-from convnets.convert import strip_prefixes, to_canonical
+from convnets.convert import to_canonical
 from dlx import fetch, vision, weights
+from dlx.weights import strip_prefixes
 
 ROOT = Path(__file__).resolve().parents[4]
 MODELS = [name for name in dir(hub) if name.startswith("nvidia_") and "utils" not in name]

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from dlx.weights import strip_prefixes
+
 from .anchors import PER_CELL
 from .model import SSD
 
@@ -31,14 +33,6 @@ RENAMES = (
 )
 
 
-def strip_prefixes(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors without the wrapper prefixes that every key begins with."""
-    names = list(state_dict)
-    while prefix := next((p for p in PREFIXES if names and all(name.startswith(p) for name in names)), None):
-        names = [name[len(prefix) :] for name in names]
-    return dict(zip(names, state_dict.values(), strict=True))
-
-
 def _merge_heads(offsets: Tensor, scores: Tensor, boxes: int) -> Tensor:
     """Two tensors (values * boxes, ...) as one (boxes * all values, ...)."""
     parts = [tensor.unflatten(0, (-1, boxes)) for tensor in (offsets, scores)]
@@ -48,7 +42,7 @@ def _merge_heads(offsets: Tensor, scores: Tensor, boxes: int) -> Tensor:
 def to_canonical(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same model under this package's names. Unknown keys stay, for the strict load to report."""
     converted: dict[str, Tensor] = {}
-    state_dict = strip_prefixes(state_dict)
+    state_dict = strip_prefixes(state_dict, PREFIXES)
     for name, value in state_dict.items():
         head = re.match(r"(loc|conf)\.(\d)\.(weight|bias)$", name)
         partner = {"loc": "conf", "conf": "loc"}[head[1]] + name[len(head[1]) :] if head else None
@@ -86,7 +80,7 @@ def backbone_tensors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {_mobilenet_name(name): value for name, value in kept.items()}
     renamed = {
         re.sub(r"^layers\.(\d)\.", lambda match: f"layer{int(match[1]) + 1}.", name): value
-        for name, value in strip_prefixes(state_dict).items()
+        for name, value in strip_prefixes(state_dict, PREFIXES).items()
     }
     return {name: value for name, value in renamed.items() if not name.startswith(("layer4.", "fc."))}
 

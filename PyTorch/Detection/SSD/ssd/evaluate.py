@@ -1,6 +1,6 @@
 """COCO's mean average precision of a detector on a split, exact for any number of processes.
 
-    ./dlx run SSD evaluate -- --checkpoint runs/quickstart
+    ./dlx run SSD evaluate -- --checkpoint runs/ssd_quickstart
     ./dlx run SSD evaluate -- --checkpoint runs/coco --data_dir /data/coco
 
 Pictures are scaled as a whole, detections are mapped back to their pixels.

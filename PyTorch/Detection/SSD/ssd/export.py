@@ -1,6 +1,6 @@
 """Export a detector to ONNX (dynamic batch) and check the file in onnxruntime before it is used.
 
-    ./dlx run SSD export -- --checkpoint runs/quickstart --output_dir exported
+    ./dlx run SSD export -- --checkpoint runs/ssd_quickstart --output_dir exported
 
 Input ``images``: uint8 N 3 S S, RGB pictures scaled to S x S as they are; normalisation, decoding and suppression are
 part of the graph. Outputs: ``boxes`` float32 N D 4 (corners in shares of the picture), ``scores`` float32 N D by

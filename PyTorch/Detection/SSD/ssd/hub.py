@@ -1,6 +1,6 @@
 """torch.hub entries: the names and calls that users of NVIDIA's hub know, on CPU or GPU.
 
-model = torch.hub.load(REPOSITORY, "nvidia_ssd", source="local", checkpoint="runs/quickstart")
+model = torch.hub.load(REPOSITORY, "nvidia_ssd", source="local", checkpoint="runs/ssd_quickstart")
 utils = torch.hub.load(REPOSITORY, "nvidia_ssd_processing_utils", source="local")
 pictures = ["street.jpg"]
 tensor = utils.prepare_tensor([utils.prepare_input(picture) for picture in pictures])
@@ -40,7 +40,7 @@ Result = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 def _to_model(model: SSD, inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Images go where the model is, in its precision: known snippets move the one or the other."""
-    weight = model.backbone.conv1.weight
+    weight = next(model.parameters())
     return (inputs[0].to(weight.device, weight.dtype), *inputs[1:])
 
 

@@ -1,7 +1,7 @@
 """Detect objects in pictures: writes them annotated, and a JSON file with boxes in pixels of the original pictures.
 
-./dlx run SSD infer -- --checkpoint runs/quickstart --image photo.jpg
-./dlx run SSD infer -- --checkpoint runs/quickstart --image folder_of_video_frames --threshold 0.5
+./dlx run SSD infer -- --checkpoint runs/ssd_quickstart --image photo.jpg
+./dlx run SSD infer -- --checkpoint runs/ssd_quickstart --image folder_of_video_frames --threshold 0.5
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from . import pretrained
 from .detect import DetectionModel, to_pixels, unpad
 from .drawing import draw
 from .options import CONFIGS
+
+LISTED = 10  # detections of a picture that are printed; all are drawn and written
 
 
 @dataclass
@@ -98,6 +100,7 @@ def main(args: list[str] | None = None) -> dict[str, Any]:
     pictures = PictureFiles(config.image, output, config.tolerant)
     results = []
     with dist.init(config.device) as world:
+        world.require_alone("infer")
         found = pretrained.load(config.checkpoint, arch=config.arch)
         predict = Predictor(found, world.device, DTYPES[config.precision], config.threshold)
         for paths, images in pictures.batches(config.batch_size):
@@ -118,6 +121,7 @@ def main(args: list[str] | None = None) -> dict[str, Any]:
                 )
     content = {
         "checkpoint": found.source,
+        "box_format": "left, top, right, bottom in pixels",
         "arch": found.arch,
         "threshold": config.threshold,
         "pictures": results,
@@ -133,7 +137,9 @@ def main(args: list[str] | None = None) -> dict[str, Any]:
 
 
 def _summary(entries: list[dict[str, Any]]) -> str:
-    return ", ".join(f"{entry['category']} {entry['score']:.0%}" for entry in entries) or "nothing"
+    named = [f"{entry['category']} {entry['score']:.0%}" for entry in entries[:LISTED]]
+    more = [f"and {len(entries) - LISTED} more"] if len(entries) > LISTED else []
+    return ", ".join(named + more) or "nothing"
 
 
 if __name__ == "__main__":

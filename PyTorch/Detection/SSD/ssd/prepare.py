@@ -35,14 +35,18 @@ class PrepareConfig(DataOptions):
         "headers", help="of the pictures: headers or full (every byte)", choices=("headers", "full")
     )
     preview: int = configs.field(0, help="pictures on each of two sheets: as they are, and as training sees them", ge=0)
-    preview_dir: str = configs.field(".", help="where the sheets go")
-    output_dir: str | None = configs.field(None, help="make the set here instead of below $DLX_HOME")
+    preview_dir: str = configs.field("runs/preview", help="where the sheets go")
+    output_dir: str | None = configs.field(None, help="make the set of scenes here instead of below $DLX_HOME")
     processes: int | None = configs.field(None, help="that make scenes; one for each processor by default", ge=1)
 
 
 def main(args: list[str] | None = None) -> dict[str, Any]:
     config = configs.parse(PrepareConfig, args, configs_dir=CONFIGS, prog="prepare")
     where = config.data
+    if config.output_dir and config.data not in scene_sets.NAMES:
+        raise ValueError(
+            f"output_dir is for sets of scenes; {config.data} stays where it is (sheets go to preview_dir)"
+        )
     if config.data in scene_sets.NAMES:
         sizes = {"train": config.train_scenes, "val": config.val_scenes}
         where = scene_sets.prepare(config.data, folder=config.output_dir, processes=config.processes, **sizes)

@@ -53,7 +53,7 @@ def draw_samples(
         with atomic_path(folder / name) as path:
             _beside(truth, detected).save(path, format="JPEG", quality=88)
         share = result["agreement"][row]
-        caption = f"{kind}: objects, detections ({share:.0%} agree), {annotations.files[row]}"
+        caption = f"{kind}: objects on the left, detections on the right ({share:.0%} agree), {annotations.files[row]}"
         shown.append({"image": f"{folder.name}/{name}", "caption": caption})
     return shown
 

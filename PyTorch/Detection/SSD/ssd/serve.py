@@ -1,6 +1,6 @@
 """Write a Triton model repository: the exported graph, and a configuration generated from that graph.
 
-./dlx run SSD serve -- --checkpoint runs/quickstart --output_dir model_repository
+./dlx run SSD serve -- --checkpoint runs/ssd_quickstart --output_dir model_repository
 tritonserver --model-repository model_repository
 
 A client sends uint8 RGB pictures scaled to S x S and receives boxes, scores, labels and count; see ``export``.

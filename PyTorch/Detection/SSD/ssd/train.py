@@ -9,6 +9,7 @@ Recipes: configs/*.yaml. A run's folder holds dllogger.json (log), record.json (
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dlx import config as configs
-from dlx import dist, optim, trainer, training
+from dlx import dist, optim, trainer, training, weights
 from dlx.precision import LossScaler
 from dlx.record import Record
 from dlx.step import GraphedStep
@@ -44,6 +45,10 @@ class Trainer(trainer.Trainer):
             raise ValueError("batch_size must be at least 2: a batch norm of one cell has nothing to average over")
         with world.main_first():  # one process fetches and generates
             self.splits = config.open(num_classes=config.num_classes or registry.COCO_CLASSES)
+        if world.is_main:
+            for name, split in self.splits.items():
+                for kind, count in getattr(getattr(split, "annotations", None), "counts", {}).items():
+                    print(f"{name}: {count:,} x {kind}", file=sys.stderr)
         self.train_loader = config.loader("train", self.splits, True, world)
         self.val_loader = None
         if hasattr(self.splits.get("val"), "annotations"):
@@ -65,7 +70,13 @@ class Trainer(trainer.Trainer):
         if config.init_from:
             pretrained.start_from(model, config.init_from, config.arch)
         if config.backbone_from:
-            pretrained.load_backbone(model, config.backbone_from)
+            try:
+                pretrained.load_backbone(model, config.backbone_from)
+            except weights.WeightMismatch as error:
+                raise ValueError(
+                    f"backbone_from {config.backbone_from} does not fit the backbone of {config.arch} "
+                    f"({str(error).splitlines()[0]}); give --backbone_from null or another file"
+                ) from error
         dist.seed_everything(config.seed, world.rank)
         model = model.to(world.device, memory_format=torch.channels_last).train()
         optimizer = optim.build_optimizer(

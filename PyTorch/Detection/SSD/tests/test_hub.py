@@ -6,14 +6,11 @@ import ast
 import os
 import pickle
 import re
-import socket
 import subprocess
 import sys
 import textwrap
-import threading
 import zipfile
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +19,7 @@ import torch
 from PIL import Image
 
 from dlx import checkpoint as checkpoints
-from dlx import fetch
+from dlx import fetch, testing
 from ssd import hub, pretrained, registry
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -39,19 +36,10 @@ def weights_file(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def offline(monkeypatch, tmp_path):
+def offline(tmp_path):
     """Sockets blocked, the cache in a folder that may not be written."""
-    locked = tmp_path / "locked"
-    locked.mkdir()
-    locked.chmod(0o500)
-    monkeypatch.setenv("DLX_HOME", str(locked / "home"))
-
-    def refuse(*args, **kwargs):
-        raise AssertionError("network used")
-
-    monkeypatch.setattr(socket, "socket", refuse)
-    yield locked
-    assert not list(locked.iterdir())
+    with testing.offline(tmp_path) as locked:
+        yield locked
 
 
 def picture_file(folder: Path, mode: str) -> Path:
@@ -167,30 +155,12 @@ def test_a_run_knows_its_classes(tmp_path):
 # ------------------------------------------------------------------------------------------- NVIDIA's file
 
 
-class Publisher(BaseHTTPRequestHandler):
-    content, status, requests = b"", 200, 0
-
-    def do_GET(self):
-        type(self).requests += 1
-        self.send_response(self.status)
-        self.send_header("Content-Length", str(len(self.content)))
-        self.end_headers()
-        self.wfile.write(self.content)
-
-    def log_message(self, *args):
-        pass
-
-
 @pytest.fixture
 def publisher(monkeypatch, tmp_path):
-    Publisher.content, Publisher.status, Publisher.requests = b"", 200, 0
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Publisher)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("DLX_HOME", str(tmp_path))
-    monkeypatch.setattr(hub, "NGC", f"http://127.0.0.1:{server.server_port}/nvidia_ssdpyt.pt")
-    yield Publisher
-    server.shutdown()
-    server.server_close()
+    with testing.publisher() as server:
+        monkeypatch.setattr(hub, "NGC", f"{server.url}/nvidia_ssdpyt.pt")
+        yield server
 
 
 def test_a_damaged_file_is_replaced_once(publisher, weights_file, tmp_path):

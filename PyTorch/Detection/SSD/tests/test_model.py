@@ -12,6 +12,7 @@ from torch import nn
 
 from dlx import weights
 from dlx.inference import fold
+from dlx.weights import strip_prefixes
 from ssd import anchors, convert, pretrained, registry
 from ssd.backbone import Backbone
 from ssd.loss import MultiboxLoss
@@ -280,10 +281,10 @@ def test_the_published_checkpoint_loads_strictly(published, prefix, tmp_path):
 
 
 def test_prefixes_are_stripped_at_the_front_only():
-    assert list(convert.strip_prefixes({"module.1.module.weight": 0})) == ["weight"]
-    assert list(convert.strip_prefixes({"module.a": 0, "b.module.c": 0})) == ["module.a", "b.module.c"]
-    assert list(convert.strip_prefixes({"extra.1.conv": 0})) == ["extra.1.conv"]
-    assert convert.strip_prefixes({}) == {}
+    assert list(strip_prefixes({"module.1.module.weight": 0}, convert.PREFIXES)) == ["weight"]
+    assert list(strip_prefixes({"module.a": 0, "b.module.c": 0}, convert.PREFIXES)) == ["module.a", "b.module.c"]
+    assert list(strip_prefixes({"extra.1.conv": 0}, convert.PREFIXES)) == ["extra.1.conv"]
+    assert strip_prefixes({}, convert.PREFIXES) == {}
 
 
 def test_a_mismatch_names_every_key(published):

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from dlx.weights import strip_prefixes
+
 PREFIXES = ("module.", "1.", "_orig_mod.")  # NVIDIA's files may have "module." or "module.1." in front
 _CONV, _LINEAR = r"(?:conv\.)?", r"(?:linear_layer\.)?"
 TACOTRON2 = (
@@ -43,17 +45,9 @@ _SEVERAL = re.compile(r"^WN\.(\d+)\.cond_layers\.(\d+)\.(.+)$")
 _NORMED = re.compile(r"^(flows\.\d+\.wn\.(?:start|condition|(?:filters|outputs)\.\d+)|narrow)\.weight$")
 
 
-def strip_prefixes(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors without the wrapper prefixes that every key begins with."""
-    names = list(state_dict)
-    while prefix := next((p for p in PREFIXES if names and all(name.startswith(p) for name in names)), None):
-        names = [name[len(prefix) :] for name in names]
-    return dict(zip(names, state_dict.values(), strict=True))
-
-
 def to_canonical(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same model under this package's names. Unknown keys stay, for the strict load to report."""
-    state_dict = strip_prefixes(state_dict)
+    state_dict = strip_prefixes(state_dict, PREFIXES)
     if "upsample.weight" in state_dict:
         return _waveglow(state_dict)
     return {_renamed(name, TACOTRON2): value for name, value in state_dict.items()}

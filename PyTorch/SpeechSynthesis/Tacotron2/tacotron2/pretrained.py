@@ -25,7 +25,7 @@ from dlx.speech.mel import MelConfig
 from dlx.speech.symbols import LETTERS, PUNCTUATION, SymbolTable
 
 from . import registry
-from .convert import strip_prefixes, to_canonical
+from .convert import PREFIXES, to_canonical
 from .model import Tacotron2, Tacotron2Config
 from .vocoding import SIGMA, STRENGTH, WaveGlowVocoder
 from .waveglow import WaveGlow
@@ -120,7 +120,7 @@ def load_vocoder(
         cards = weights.cards()
         is_ours = str(source) in cards and cards[str(source)].arch in registry.ARCHITECTURES
     else:
-        is_ours = path.is_dir() or "upsample.weight" in strip_prefixes(vocoders.load_state(path))
+        is_ours = path.is_dir() or "upsample.weight" in weights.strip_prefixes(vocoders.load_state(path), PREFIXES)
     if not is_ours:
         return vocoders.load(source, device=device, mel=mel).to(dtype)
     found = load(source, device=device)

@@ -6,14 +6,11 @@ import ast
 import os
 import pickle
 import re
-import socket
 import subprocess
 import sys
 import textwrap
-import threading
 import wave
 import zipfile
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +18,7 @@ import pytest
 import torch
 
 from dlx import checkpoint as checkpoints
-from dlx import fetch
+from dlx import fetch, testing
 from dlx.speech.frontend import FrontEnd
 from dlx.speech.mel import MelConfig
 from dlx.speech.symbols import SymbolTable, UnpronounceableText
@@ -47,19 +44,10 @@ def files(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def offline(monkeypatch, tmp_path):
+def offline(tmp_path):
     """Sockets blocked, the cache in a folder that may not be written."""
-    locked = tmp_path / "locked"
-    locked.mkdir()
-    locked.chmod(0o500)
-    monkeypatch.setenv("DLX_HOME", str(locked / "home"))
-
-    def refuse(*args, **kwargs):
-        raise AssertionError("network used")
-
-    monkeypatch.setattr(socket, "socket", refuse)
-    yield locked
-    assert not list(locked.iterdir())
+    with testing.offline(tmp_path) as locked:
+        yield locked
 
 
 # Models
@@ -206,31 +194,13 @@ def test_order_is_kept():
 # NVIDIA's files
 
 
-class Publisher(BaseHTTPRequestHandler):
-    content, status, requests = b"", 200, 0
-
-    def do_GET(self):
-        type(self).requests += 1
-        self.send_response(self.status)
-        self.send_header("Content-Length", str(len(self.content)))
-        self.end_headers()
-        self.wfile.write(self.content)
-
-    def log_message(self, *args):
-        pass
-
-
 @pytest.fixture
 def publisher(monkeypatch, tmp_path):
-    Publisher.content, Publisher.status, Publisher.requests = b"", 200, 0
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Publisher)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("DLX_HOME", str(tmp_path))
-    addresses = {key: f"http://127.0.0.1:{server.server_port}/nvidia_{'_'.join(key)}" for key in hub.FILES}
-    monkeypatch.setattr(hub, "FILES", addresses)
-    yield Publisher
-    server.shutdown()
-    server.server_close()
+    with testing.publisher() as server:
+        addresses = {key: f"{server.url}/nvidia_{'_'.join(key)}" for key in hub.FILES}
+        monkeypatch.setattr(hub, "FILES", addresses)
+        yield server
 
 
 @pytest.mark.parametrize("kind", list(ENTRIES))

@@ -53,9 +53,7 @@ def lists(tmp_path_factory) -> list[str]:
             time = np.arange(int(22050 * generator.uniform(0.35, 0.6))) / 22050
             tone = 0.3 * np.sin(2 * np.pi * (150 + 20 * number) * time).astype(np.float32)
             audio.write_wav(folder / f"{split}{number}.wav", tone, 22050)
-            lines.append(
-                f"{folder}/{split}{number}.wav|tone number {'one two three four five six'.split()[number % 6]}"
-            )
+            lines.append(f"{folder}/{split}{number}.wav|tone number {words[number % 6]}")
         (folder / f"{split}.txt").write_text("\n".join(lines) + "\n")
     return ["--train_list", str(folder / "train.txt"), "--val_list", str(folder / "val.txt")]
 
