@@ -10,7 +10,6 @@ audio = waveglow.infer(mel)
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlx import fetch, paths, weights
-from dlx.files import atomic_write, sha256
+from dlx import paths, weights
 from dlx.speech.frontend import FrontEnd
 from dlx.speech.mel import MelConfig
 
@@ -96,36 +94,10 @@ class HubWaveGlow(WaveGlow):
 
 
 def published_file(kind: str, model_math: str, force_reload: bool = False) -> Path:
-    """NVIDIA's file in the cache, fetched once.
-
-    Its hash is not published: that of the first download, or of a file put in the place, is kept beside it, so that
-    later damage is noticed and a fresh download must be the same.
-    """
+    """NVIDIA's file in the cache, fetched once; see `dlx.weights.first_download` for what stands in for its hash."""
     address = FILES[kind, "fp32" if model_math == "fp32" else "fp16"]
     path = paths.weight_dir() / "nvidia" / f"{address.rpartition('/')[2]}.pt"
-    note = path.with_suffix(".sha256")
-    known = note.read_text().strip() if note.is_file() else ""
-    if path.is_file() and not force_reload:
-        actual = sha256(path)
-        if not known:
-            atomic_write(note, actual + "\n")
-        if known in ("", actual):
-            return path
-    if not known:
-        warnings.warn(f"{address}: its publisher gives no hash; the first download is trusted", stacklevel=3)
-    try:
-        fetch.download([address], path, sha256=known)
-    except fetch.FetchError as error:
-        advice = "put the file there yourself, pass checkpoint=PATH, or pretrained=False for fresh weights"
-        raise type(error)(f"{error}\n  {advice}") from error
-    try:
-        weights.load_state_dict(path)
-    except ValueError as error:  # an error page, say: it must not become the file that is trusted
-        size = path.stat().st_size
-        path.unlink()
-        raise fetch.WrongContent(f"{address} sent {size} bytes that are no weights, wanted at {error}") from error
-    atomic_write(note, sha256(path) + "\n")
-    return path
+    return weights.first_download(address, path, force=force_reload)
 
 
 def _find(
