@@ -250,38 +250,6 @@ def first_download(address: str, path: Path, *, force: bool = False) -> Path:
     return path
 
 
-def first_download(address: str, path: Path, *, force: bool = False) -> Path:
-    """A file of weights whose publisher gives no hash, at `path`, fetched once.
-
-    The hash of the first download, or of a file put in the place, is kept beside it, so that later damage is noticed
-    and a fresh download (`force`) must be the same. FetchError names the address, and what was wrong; what is no file
-    of weights, an error page, say, is not kept. Needs torch.
-    """
-    note = path.with_suffix(".sha256")
-    known = note.read_text().strip() if note.is_file() else ""
-    if path.is_file() and not force:
-        actual = files.sha256(path)
-        if not known:
-            files.atomic_write(note, actual + "\n")
-        if known in ("", actual):
-            return path
-    if not known:
-        warnings.warn(f"{address}: its publisher gives no hash; the first download is trusted", stacklevel=3)
-    try:
-        download([address], path, sha256=known)
-    except FetchError as error:
-        advice = "put the file there yourself, pass checkpoint=PATH, or pretrained=False for fresh weights"
-        raise type(error)(f"{error}\n  {advice}") from error
-    try:
-        load_state_dict(path)
-    except ValueError as error:
-        size = path.stat().st_size
-        path.unlink()
-        raise WrongContent(f"{address} sent {size} bytes that are no weights, wanted at {error}") from error
-    files.atomic_write(note, files.sha256(path) + "\n")
-    return path
-
-
 # Loading (torch)
 
 
