@@ -196,8 +196,8 @@ def test_rmsprop_equals_its_formula():
         velocity = 0.9 * velocity + gradient / (np.sqrt(square) + 0.01)
         weight = weight - 0.02 * velocity
     np.testing.assert_allclose(model.weight.detach().numpy(), weight, rtol=1e-5)
-    with pytest.raises(ValueError, match="adamw.*sgd, rmsprop"):
-        optim.build_optimizer(model, "adamw", lr=0.1, momentum=0.9, weight_decay=0.0)
+    with pytest.raises(ValueError, match="lamb.*sgd, rmsprop"):
+        optim.build_optimizer(model, "lamb", lr=0.1, momentum=0.9, weight_decay=0.0)
 
 
 SCHEDULE = {"peak": 0.8, "end": 0.1, "warmup_steps": 4, "total_steps": 12, "milestones": (6, 9)}
