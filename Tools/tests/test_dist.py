@@ -185,3 +185,10 @@ def test_seeds():
         assert torch.are_deterministic_algorithms_enabled()
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_what_runs_alone_says_so():
+    alone = dist.World(0, 1, 0, 1, torch.device("cpu"), None)
+    alone.require_alone("infer")
+    with pytest.raises(ValueError, match="infer runs in one process, got 2"):
+        dist.World(0, 2, 0, 2, torch.device("cpu"), None).require_alone("infer")

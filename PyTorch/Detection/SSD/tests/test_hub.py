@@ -339,3 +339,15 @@ def test_the_documented_snippet_runs(tmp_path, weights_file):
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert re.match(r"[a-z ]+ \d+% at \[", done.stdout)
+
+
+def test_every_backbone_takes_images_from_anywhere(tmp_path):
+    found = pretrained.Detector(
+        registry.build("ssd300_mobilenet_v2", 2), "ssd300_mobilenet_v2", ["cup", "pen"], [5, 9],
+        pretrained.Preprocessing(), "test",
+    )  # fmt: skip
+    store = checkpoints.Checkpoints(tmp_path / "checkpoints")
+    store.save(1, model={"model": found.model.state_dict()}, metadata=found.describe())
+    with torch.no_grad():
+        offsets, scores = hub.nvidia_ssd(checkpoint=tmp_path)(torch.zeros(1, 3, 300, 300, dtype=torch.float64))
+    assert offsets.dtype == torch.float32 and 8732 in offsets.shape and 8732 in scores.shape

@@ -138,6 +138,16 @@ def test_one_picture_at_a_time_cannot_be_trained_on(shapes, tmp_path):
         run(shapes, tmp_path, "--batch_size", "1")
 
 
+def test_weights_of_another_backbone_are_named_in_one_line(shapes, tmp_path):
+    other = tmp_path / "other.pt"
+    torch.save({"features.0.0.weight": torch.zeros(32, 3, 3, 3)}, other)
+    with pytest.raises(
+        ValueError, match="other.pt does not fit the backbone of ssd300_small .* --backbone_from null"
+    ) as e:
+        run(shapes, tmp_path / "run", "--backbone_from", str(other))
+    assert "\n" not in str(e.value)
+
+
 def test_a_checkpoint_knows_all_that_its_use_needs(whole_run):
     found = pretrained.load(whole_run)
     assert (found.arch, found.classes, found.category_ids) == ("ssd300_small", ["box", "ball"], [3, 17])
