@@ -1,6 +1,6 @@
 """Losses of a voice or a vocoder on utterances it was not trained on, exact for any number of processes.
 
-    ./dlx run Tacotron2 evaluate -- --checkpoint runs/quickstart --utterances 300
+    ./dlx run Tacotron2 evaluate -- --checkpoint runs/tacotron2_quickstart --utterances 300
 
 For a voice also how sharp its attention is (the mean over frames of the largest weight) and how near to the diagonal:
 both are near 1 for a voice that speaks, and low for one that did not learn to read.
@@ -25,7 +25,7 @@ from dlx.speech.mel import MelSpectrogram
 
 from . import pretrained
 from .data import AudioBatch, TextMelBatch
-from .loss import Tacotron2Loss, guided_attention, likelihood_loss
+from .loss import Tacotron2Loss, attention_focus, guided_attention, likelihood_loss
 from .masking import length_mask
 from .model import Tacotron2
 from .options import CONFIGS, TASK, DataOptions
@@ -46,7 +46,7 @@ def _sums(found: Any, batch: TextMelBatch) -> Tensor:
     """The measures of VOICE, each times the batch's frames, and the frames."""
     losses = Tacotron2Loss()(found, batch.mel, batch.gate, batch.text_lengths, batch.mel_lengths)
     mask = length_mask(batch.mel_lengths, batch.mel.shape[2])
-    focus = torch.where(mask, found.alignments.float().amax(2), 0).sum() / mask.sum().clamp(min=1)
+    focus = attention_focus(found.alignments.float(), batch.mel_lengths)
     near = 1 - guided_attention(found.alignments.float(), batch.text_lengths, batch.mel_lengths)
     measures = torch.stack([losses.total, losses.refined, losses.gate, focus, near]).double()
     return torch.cat([measures, measures.new_ones(1)]) * mask.sum()
