@@ -53,6 +53,13 @@ class Block(nn.Module):
         return getattr(self, f"bn{self.depth}").fork(getattr(self, f"conv{self.depth}")(x), residual)
 
 
+def zero_residuals(model: nn.Module) -> None:
+    """Start every residual block as the identity (Goyal et al. 2017, section 5.1), which helps deep ones from nothing."""
+    for module in model.modules():
+        if isinstance(module, Block):
+            nn.init.zeros_(getattr(module, f"bn{module.depth}").weight)
+
+
 def _layers(kind: str, width: int, stride: int) -> list[tuple[int, int, int]]:
     if kind == "basic":
         return [(3, width, stride), (3, width, 1)]

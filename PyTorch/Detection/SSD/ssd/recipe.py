@@ -17,6 +17,9 @@ class TrainConfig(DataOptions, TrainOptions):
 
     arch: str = configs.field("ssd300_resnet50", help="a name of ssd.registry", group="model")
     num_classes: int | None = configs.field(None, help="of synthetic data; else the data says", ge=1, group="model")
+    zero_init_residual: bool = configs.field(
+        False, help="start every residual branch at zero, where the backbone starts from nothing", group="model"
+    )
     init_from: str | None = configs.field(
         None, help="start from this detector (card, run or file), whatever its classes", group="model"
     )

@@ -24,6 +24,7 @@ from dlx.step import GraphedStep
 
 from . import pretrained, registry, samples
 from .anchors import default_boxes
+from .backbone import zero_residuals
 from .evaluate import SHOWN, collect, measure, record_results
 from .loss import MultiboxLoss
 from .options import CONFIGS, TASK
@@ -67,6 +68,8 @@ class Trainer(trainer.Trainer):
         config, world = self.config, self.world
         dist.seed_everything(config.seed)  # equal weights on every process
         model = registry.build(config.arch, len(self.classes))
+        if config.zero_init_residual:
+            zero_residuals(model)
         if config.init_from:
             pretrained.start_from(model, config.init_from, config.arch)
         if config.backbone_from:

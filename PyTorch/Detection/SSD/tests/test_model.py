@@ -13,7 +13,7 @@ from torch import nn
 from dlx import weights
 from dlx.inference import fold
 from dlx.weights import strip_prefixes
-from ssd import anchors, convert, pretrained, registry
+from ssd import anchors, backbone, convert, pretrained, registry
 from ssd.backbone import Backbone
 from ssd.loss import MultiboxLoss
 
@@ -392,3 +392,12 @@ def test_channels_last_heads_need_no_copy_of_their_own():
 def test_backbone_of_an_unknown_depth_is_an_error():
     with pytest.raises(ValueError):
         Backbone("basic", (2, 2))
+
+
+def test_residual_branches_can_start_at_zero():
+    model = registry.build("ssd300_resnet50", 2).eval()
+    backbone.zero_residuals(model)
+    blocks = [module for module in model.backbone.modules() if isinstance(module, backbone.Block)]
+    assert len(blocks) == 3 + 4 + 6
+    x = torch.rand(1, 1024, 6, 6)
+    torch.testing.assert_close(model.backbone.layer3[-1]((x, x))[0], x)  # it is positive, so ReLU leaves it
