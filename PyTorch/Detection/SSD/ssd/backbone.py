@@ -54,7 +54,7 @@ class Block(nn.Module):
 
 
 def zero_residuals(model: nn.Module) -> None:
-    """Start every residual block as the identity (Goyal et al. 2017, section 5.1), which helps deep ones from nothing."""
+    """Start every residual block as the identity (Goyal et al. 2017, section 5.1): good where nothing is pretrained."""
     for module in model.modules():
         if isinstance(module, Block):
             nn.init.zeros_(getattr(module, f"bn{module.depth}").weight)
