@@ -30,10 +30,8 @@ __all__ = [
 ]  # fmt: skip
 
 STAMP = ".dlx-complete.json"
-DEBIAN_HOSTS = (
-    "http://deb.debian.org/debian/pool/main",
-    "http://snapshot.debian.org/archive/debian/20230601T000000Z/pool/main",
-)
+# Debian's archive of all releases, for machines without apt; hashes are checked.
+DEBIAN_HOSTS = ("http://snapshot.debian.org/archive/debian/20230601T000000Z/pool/main",)
 
 
 @dataclass(frozen=True)
