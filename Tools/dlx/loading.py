@@ -22,7 +22,7 @@ class DataError(ValueError):
 
 
 class Split(Protocol):
-    """One split of a data set: `folder.Samples`, `memory.Tensors` or `memory.Synthetic`."""
+    """One split of a task's data set."""
 
     name: str
     classes: list[str]

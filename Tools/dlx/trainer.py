@@ -215,8 +215,9 @@ class Trainer:
         """What continuing with another value of makes another run."""
         config = self.config
         named = {key: value for key, value in configs.to_dict(config).items() if key not in resuming.FREE_OPTIONS}
+        folder = getattr(config, "data_dir", None)
         return named | {
-            "data": str(Path(config.data_dir).resolve()) if config.data_dir else config.data,
+            "data": str(Path(folder).resolve()) if folder else config.data,
             "global_batch_size": self.global_batch,
             f"training {self.items}": self.train_loader.num_samples,
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,14 +9,10 @@ from torch import Tensor
 
 from dlx import step
 from dlx.precision import autocast
+from dlx.step import TrainState
 
 from . import buckets
 from .molecules import Batch
-
-
-@dataclass
-class TrainState(step.TrainState):
-    """What a step reads and changes."""
 
 
 def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from dlx import dist, optim, trainer, training
 from dlx.loading import Plan
 from dlx.precision import LossScaler
 from dlx.record import Record
+from dlx.step import TrainState
 
 from . import samples
 from .evaluate import measure, predict, record_results
@@ -27,7 +28,7 @@ from .loading import MoleculeLoader
 from .molecules import Batch
 from .options import CONFIGS, TASK, build_model
 from .recipe import TrainConfig
-from .step import GraphedSteps, TrainState, train_step
+from .step import GraphedSteps, train_step
 
 
 class Trainer(trainer.Trainer):

@@ -23,11 +23,12 @@ from dlx import golden, optim
 from dlx import record as records
 from dlx.loading import Plan
 from dlx.precision import LossScaler
+from dlx.step import TrainState
 from se3_transformer import buckets, evaluate, infer, options, pretrained, qm9, train
 from se3_transformer.loading import MoleculeLoader
 from se3_transformer.options import CONFIGS, build_model
 from se3_transformer.recipe import TrainConfig
-from se3_transformer.step import GraphedSteps, TrainState, absolute_error, train_step
+from se3_transformer.step import GraphedSteps, absolute_error, train_step
 
 TESTS = Path(__file__).resolve().parent
 PATHS = [str(Path(package.__file__).resolve().parents[1]) for package in (dlx, se3_transformer)]

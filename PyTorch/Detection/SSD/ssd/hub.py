@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 import tempfile
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ import torch
 from torch import Tensor
 
 from dlx import fetch, paths, weights
-from dlx.files import atomic_write, sha256
 from dlx.vision import decode_image
 
 from . import pretrained as loading
@@ -45,35 +43,8 @@ def _to_model(model: SSD, inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
 
 
 def published_file(force_reload: bool = False) -> Path:
-    """NVIDIA's file in the cache, fetched once.
-
-    Its hash is not published: that of the first download, or of a file put in the place, is kept beside it, so that
-    later damage is noticed and a fresh download must be the same.
-    """
-    path = paths.weight_dir() / "nvidia" / NGC.rpartition("/")[2]
-    note = path.with_suffix(".sha256")
-    known = note.read_text().strip() if note.is_file() else ""
-    if path.is_file() and not force_reload:
-        actual = sha256(path)
-        if not known:
-            atomic_write(note, actual + "\n")
-        if known in ("", actual):
-            return path
-    if not known:
-        warnings.warn(f"{NGC}: its publisher gives no hash; the first download is trusted", stacklevel=3)
-    try:
-        fetch.download([NGC], path, sha256=known)
-    except fetch.FetchError as error:
-        advice = "put the file there yourself, pass checkpoint=PATH, or pretrained=False for fresh weights"
-        raise type(error)(f"{error}\n  {advice}") from error
-    try:
-        weights.load_state_dict(path)
-    except ValueError as error:  # an error page, say: it must not become the file that is trusted
-        size = path.stat().st_size
-        path.unlink()
-        raise fetch.WrongContent(f"{NGC} sent {size} bytes that are no weights, wanted at {error}") from error
-    atomic_write(note, sha256(path) + "\n")
-    return path
+    """NVIDIA's file in the cache, fetched once; see `dlx.weights.first_download` for what stands in for its hash."""
+    return weights.first_download(NGC, paths.weight_dir() / "nvidia" / NGC.rpartition("/")[2], force=force_reload)
 
 
 def _finish(found: loading.Detector, device: str | torch.device, model_math: str) -> SSD:

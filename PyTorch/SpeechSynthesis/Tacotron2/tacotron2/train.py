@@ -119,11 +119,6 @@ class Trainer(trainer.Trainer):
     def data_identity(self) -> dict[str, str]:
         return self.config.identity(self.splits)
 
-    def conditions(self) -> dict[str, Any]:
-        config = self.config
-        config.data_dir = None  # this task names its data by `data` alone
-        return super().conditions()
-
     def finish(self, record: Record, output: Path) -> None:
         split = self.splits.get("val")
         if not (self.voice and self.config.listen and isinstance(split, Split)):
