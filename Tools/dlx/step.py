@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from .dist import World
 from .optim import ModelEma
 from .precision import LossScaler
 
@@ -39,6 +40,24 @@ class TrainState:
 
     def __call__(self, *inputs: Any) -> Any:
         return (self.forward or self.model)(*inputs)
+
+
+def wrap(model: nn.Module, world: World, compiled: bool = False) -> Callable[..., Any]:
+    """What a step calls: the model, compiled if asked, within DDP where there are several processes."""
+    forward: Any = torch.compile(model) if compiled else model
+    if world.size == 1:
+        return forward
+    if world.device.type != "cuda":
+        return nn.parallel.DistributedDataParallel(forward, gradient_as_bucket_view=True)
+    # Gradients are added on the stream that was current when DDP was made. The default stream could not be captured.
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        forward = nn.parallel.DistributedDataParallel(
+            forward, device_ids=[world.device.index], gradient_as_bucket_view=True
+        )
+    torch.cuda.current_stream().wait_stream(side)
+    return forward
 
 
 def update(
@@ -81,6 +100,7 @@ class GraphedStep:
     """
 
     WARMUP = 3
+    WARMUP_DDP = 11  # DDP lays out its buckets anew and times itself in the first steps
 
     def __init__(self, state: TrainState, step: Callable[[Any], Tensor], inputs: Any):
         self.state = state
@@ -90,12 +110,13 @@ class GraphedStep:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(self.WARMUP):
+            for _ in range(self.WARMUP_DDP if hasattr(state.forward, "no_sync") else self.WARMUP):
                 step(self.inputs)
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
         state.optimizer.zero_grad(set_to_none=True)
-        with torch.cuda.graph(self.graph):
+        # NCCL's watchdog thread asks after its events meanwhile, which is no part of the capture.
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             self.loss = step(self.inputs)
         self._restore(snapshot)
 

@@ -107,14 +107,6 @@ class Trainer:
             self.total_steps = min(self.total_steps, config.max_steps)
         self.peak_lr = config.lr * (self.global_batch / config.lr_batch_size if config.lr_batch_size else 1.0)
 
-    def wrap(self, model: nn.Module, compiled: bool) -> Any:
-        """What a step calls: the model, compiled if asked, within DDP where there are several processes."""
-        forward: Any = torch.compile(model) if compiled else model
-        if self.world.size > 1:
-            devices = [self.world.device.index] if self.world.device.type == "cuda" else None
-            forward = nn.parallel.DistributedDataParallel(forward, device_ids=devices, gradient_as_bucket_view=True)
-        return forward
-
     def resolve_engine(self, graphs: bool) -> str:
         """What "auto" means here: ``graphs`` says that a CUDA graph of this model is faster than its compilation.
 
@@ -122,8 +114,8 @@ class Trainer:
         """
         world, engine = self.world, self.config.engine
         alone = world.device.type == "cuda" and world.size == 1
-        if engine == "graph" and not alone:
-            raise ValueError("engine graph needs exactly one CUDA device; use eager or compile")
+        if engine == "graph" and world.device.type != "cuda":
+            raise ValueError("engine graph needs a CUDA device; use eager or compile")
         if engine != "auto":
             return engine
         return "eager" if not alone else "graph" if graphs else "compile"

@@ -20,7 +20,7 @@ from dlx import dist, optim, trainer, training
 from dlx.loading import Plan
 from dlx.precision import LossScaler
 from dlx.record import Record
-from dlx.step import TrainState
+from dlx.step import TrainState, wrap
 
 from . import samples
 from .evaluate import measure, predict, record_results
@@ -75,7 +75,7 @@ class Trainer(trainer.Trainer):
         return TrainState(
             model,
             optimizer,
-            forward=self.wrap(model, self.engine == "compile"),
+            forward=wrap(model, self.world, self.engine == "compile"),
             precision=config.precision,
             scaler=LossScaler(model.named_parameters(), enabled=config.precision == "fp16"),
             ema=optim.ModelEma(model, config.ema_decay) if config.ema_decay else None,

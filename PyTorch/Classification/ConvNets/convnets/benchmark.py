@@ -2,6 +2,7 @@
 
     ./dlx bench ConvNets -- --mode inference --arch resnet8_small --batch_sizes "[1, 64]" --device cpu
     ./dlx bench ConvNets -- --mode training --batch_sizes "[256]" --peers "[torchvision, torchvision-compiled]"
+    ./dlx bench ConvNets --nproc gpu -- --mode training                    all GPUs of this machine
     ./dlx bench ConvNets -- --mode loader --data_dir pictures --batch_sizes "[256]"
 
 Writes one JSON record; the README's tables are generated from the records in results/.
@@ -24,7 +25,7 @@ from dlx.inputs import Normalize
 from dlx.loading import Loader
 from dlx.precision import DTYPES, autocast
 from dlx.record import Record
-from dlx.step import GraphedStep
+from dlx.step import GraphedStep, wrap
 
 from . import registry
 from .options import CONFIGS, TASK, DataOptions
@@ -53,21 +54,22 @@ class BenchmarkConfig(DataOptions):
     output: str = configs.field("runs/benchmark.json", help="the record")
 
 
-def _engine(config: BenchmarkConfig, device: torch.device, model: torch.nn.Module) -> str:
+def _engine(config: BenchmarkConfig, device: torch.device, model: torch.nn.Module, processes: int = 1) -> str:
     if config.engine != "auto":
         return config.engine
-    if device.type != "cuda":
+    if device.type != "cuda" or processes > 1:
         return "eager"
     return "graph" if isinstance(model, ResNet) else "compile"
 
 
-def training_step(config: BenchmarkConfig, device: torch.device, images: Tensor, labels: Tensor) -> Callable[[], Any]:
-    """Our training step on a fixed batch."""
+def training_step(config: BenchmarkConfig, world: dist.World, images: Tensor, labels: Tensor) -> Callable[[], Any]:
+    """Our training step on a fixed batch; several processes share their gradients as `train` does."""
+    device = world.device
     torch.manual_seed(config.seed)
     model = registry.build(config.arch).to(device, memory_format=torch.channels_last).train()
     optimizer = optim.build_optimizer(model, "sgd", lr=0.01, momentum=0.875, weight_decay=3e-5)
-    engine = _engine(config, device, model)
-    forward = torch.compile(model) if engine == "compile" else None
+    engine = _engine(config, device, model, world.size)
+    forward = wrap(model, world, engine == "compile")
     state = TrainState(model, optimizer, normalize=Normalize().to(device), forward=forward, precision=config.precision)
     batch = [(images, labels)]
     if engine != "graph":
@@ -146,13 +148,14 @@ def peer_inference_call(config: BenchmarkConfig, peer: str, device: torch.device
     return call
 
 
-def measure_model(config: BenchmarkConfig, batch: int, device: torch.device) -> list[dict[str, Any]]:
-    """Rows for ours and every peer at one batch size; ratios are per turn, ours over the peer."""
+def measure_model(config: BenchmarkConfig, batch: int, world: dist.World) -> list[dict[str, Any]]:
+    """Rows for ours and every peer at one batch size per process; ratios are per turn, ours over the peer."""
+    device = world.device
     size = config.image_size or registry.architecture(config.arch).image_size
     images = torch.randn(batch, 3, size, size, device=device).contiguous(memory_format=torch.channels_last)
     labels = torch.randint(0, 1000, (batch,), device=device)
     if config.mode == "training":
-        programs = {"ours": training_step(config, device, images, labels)}
+        programs = {"ours": training_step(config, world, images, labels)}
         programs |= {peer: peer_training_step(config, peer, device, images, labels) for peer in config.peers}
     else:
         programs = {"ours": inference_call(config, device, images)}
@@ -160,7 +163,7 @@ def measure_model(config: BenchmarkConfig, batch: int, device: torch.device) -> 
     rows = bench.against_peers(
         programs,
         pairs=config.pairs,
-        items=batch,
+        items=batch * world.size,
         unit="images/s",
         device=device,
         warmup=config.warmup,
@@ -170,7 +173,7 @@ def measure_model(config: BenchmarkConfig, batch: int, device: torch.device) -> 
         precision=config.precision,
         mode="latency" if config.mode == "latency" else "throughput",
     )
-    return [{"arch": config.arch, "batch_size": batch} | row for row in rows]
+    return [{"arch": config.arch, "batch_size": batch, "processes": world.size} | row for row in rows]
 
 
 def train_from(config: BenchmarkConfig, loader: Loader, device: torch.device) -> float:
@@ -221,17 +224,20 @@ def main(args: list[str] | None = None) -> dict[str, Any]:
         raise ValueError(f"warmup {config.warmup} must be less than iterations {config.iterations}")
     torch.backends.cudnn.benchmark = True
     with dist.init(config.device) as world:
+        if config.mode != "training" or config.peers:
+            world.require_alone("a benchmark of anything but our training")
         record = Record.start(TASK, "benchmark", configs.to_dict(config), seed=config.seed)
         if config.mode == "loader":
             rows = measure_loaders(config, world)
         else:
-            rows = [row for batch in config.batch_sizes for row in measure_model(config, batch, world.device)]
+            rows = [row for batch in config.batch_sizes for row in measure_model(config, batch, world)]
         record.attach("rows", rows)
         record.finish()
-        path = Path(config.output)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        record.save(path)
-        print(f"record: {path}")
+        if world.is_main:
+            path = Path(config.output)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            record.save(path)
+            print(f"record: {path}")
     return record.fields
 
 

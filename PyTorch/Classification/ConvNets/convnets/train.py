@@ -21,7 +21,7 @@ from dlx import dist, optim, trainer, training, weights
 from dlx.inputs import Normalize
 from dlx.precision import LossScaler
 from dlx.record import Record
-from dlx.step import GraphedStep
+from dlx.step import GraphedStep, wrap
 
 from . import pretrained, registry, samples
 from .augment import mixup_weight
@@ -87,7 +87,7 @@ class Trainer(trainer.Trainer):
             model,
             optimizer,
             normalize=Normalize(self.preprocessing.mean, self.preprocessing.std).to(world.device),
-            forward=self.wrap(model, self.engine == "compile"),
+            forward=wrap(model, self.world, self.engine == "compile"),
             precision=config.precision,
             label_smoothing=config.label_smoothing,
             scaler=LossScaler(model.named_parameters(), enabled=config.precision == "fp16"),

@@ -20,7 +20,7 @@ from dlx import config as configs
 from dlx import dist, optim, trainer, training, weights
 from dlx.precision import LossScaler
 from dlx.record import Record
-from dlx.step import GraphedStep
+from dlx.step import GraphedStep, wrap
 
 from . import pretrained, registry, samples
 from .anchors import default_boxes
@@ -96,7 +96,7 @@ class Trainer(trainer.Trainer):
             optimizer,
             loss=MultiboxLoss(default_boxes(config.image_size)).to(world.device),
             normalize=self.preprocessing.normalize().to(world.device),
-            forward=self.wrap(model, self.engine == "compile"),
+            forward=wrap(model, self.world, self.engine == "compile"),
             precision=config.precision,
             scaler=LossScaler(model.named_parameters(), enabled=config.precision == "fp16"),
             ema=optim.ModelEma(model, config.ema_decay) if config.ema_decay else None,

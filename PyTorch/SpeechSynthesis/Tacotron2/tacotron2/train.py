@@ -21,7 +21,7 @@ from dlx.precision import LossScaler
 from dlx.record import Record
 from dlx.speech.mel import MelSpectrogram
 from dlx.speech.vocoder import GriffinLim
-from dlx.step import GraphedStep
+from dlx.step import GraphedStep, wrap
 
 from . import pretrained, registry, samples
 from .data import Split
@@ -73,7 +73,7 @@ class Trainer(trainer.Trainer):
         if self.config.engine == "auto" and self.engine == "compile":
             self.engine = "eager"
         options: dict[str, Any] = {
-            "forward": self.wrap(model, self.engine == "compile"),
+            "forward": wrap(model, self.world, self.engine == "compile"),
             "precision": config.precision,
             "scaler": LossScaler(model.named_parameters(), enabled=config.precision == "fp16"),
             "ema": optim.ModelEma(model, config.ema_decay) if config.ema_decay else None,
