@@ -1,0 +1,51 @@
+"""One operator, two ways to call it: as a torch custom operator, or directly.
+
+`torch.library.custom_op` is what torch.compile, export, FakeTensor and other tensor subclasses need. In eager mode it
+costs more host time than a small kernel runs. An `Operator` therefore calls its launcher directly for plain tensors and
+goes through the registered operator for all else; both share launcher, shapes and derivative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Operator"]
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+class Operator:
+    """`fusedops::name`. `launch` computes (annotated as custom_op asks), `fake` gives empty outputs of right shape."""
+
+    def __init__(self, name: str, launch: Callable[..., Any], fake: Callable[..., Any], mutates: tuple = ()) -> None:
+        self.name = name
+        self.launch = launch
+        self.operator = torch.library.custom_op(f"fusedops::{name}", launch, mutates_args=mutates)
+        self.operator.register_fake(fake)
+        self.function: type[torch.autograd.Function] | None = None
+
+    def differentiable(self, setup: Callable[..., None], backward: Callable[..., Any]) -> Operator:
+        """Register the derivative: `setup(ctx, inputs, output)` saves, `backward(ctx, *grads)` gives one per input."""
+        self.operator.register_autograd(backward, setup_context=setup)
+        launch = self.launch
+        members = {
+            "forward": staticmethod(lambda *arguments: launch(*arguments)),
+            "setup_context": staticmethod(setup),
+            "backward": staticmethod(torch.autograd.function.once_differentiable(backward)),
+        }
+        self.function = type(f"fusedops_{self.name}", (torch.autograd.Function,), members)
+        return self
+
+    def __call__(self, *arguments: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self.operator(*arguments)
+        tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+        if any(type(tensor) not in _PLAIN for tensor in tensors):
+            return self.operator(*arguments)
+        if self.function is None or not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+            return self.launch(*arguments)
+        return self.function.apply(*arguments)

@@ -1,0 +1,1 @@
+"""Measurements of fusedops against its peers; one module per family of operators. `dlx run FusedOps benchmark`."""

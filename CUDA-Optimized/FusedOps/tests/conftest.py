@@ -1,0 +1,52 @@
+"""Where the tests run: on a CUDA device if there is one, else the kernels by Triton's interpreter on the CPU.
+
+Fixtures: `device` (torch.device), `backend` (each of "plain" and "triton" in turn, asked for while the test runs),
+`triton_backend` (the kernels alone). A test that takes the kernels is skipped where triton is not installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import torch
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+if HAS_TRITON and not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported, which nothing has done yet
+
+import pytest  # noqa: E402
+
+import fusedops  # noqa: E402
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(params=["plain", "triton"])
+def backend(request):
+    if request.param == "triton" and not HAS_TRITON:
+        pytest.skip("needs the package triton")
+    with fusedops.use(request.param):
+        yield request.param
+
+
+@pytest.fixture
+def triton_backend():
+    if not HAS_TRITON:
+        pytest.skip("needs the package triton")
+    with fusedops.use("triton"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def pytest_runtest_setup(item):
+    wanted = 2 if item.get_closest_marker("multigpu") else 1 if item.get_closest_marker("gpu") else 0
+    if torch.cuda.device_count() < wanted:
+        pytest.skip(f"needs {wanted} CUDA device{'s' * (wanted > 1)}")
