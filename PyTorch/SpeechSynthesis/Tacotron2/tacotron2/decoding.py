@@ -16,18 +16,20 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from . import fused_decoding
+from .fused_decoding import FusedStepper
 from .masking import length_mask
-from .model import Tacotron2, attend
-from .recurrence import lstm_cell
+from .model import Tacotron2
+from .stepper import Block, Stepper
 
 BLOCK = 32  # steps between two looks at the gates
 LIMIT = 2000  # frames
+ENGINES = ("auto", "steps", "compiled", "fused")
 GRAPHS = 8  # shapes of which CUDA graphs are kept
 Generators = torch.Generator | Sequence[torch.Generator]
 
@@ -41,35 +43,6 @@ class Decoded:
     lengths: Tensor  # (B,) int64 on the model's device
     alignments: Tensor  # (B, F, T)
     reached_limit: list[bool]  # whether an item had to be cut because its gate never fired
-
-
-class Block(NamedTuple):
-    """K steps: frames (K, B, M), gate logits (K, B), attention weights (K, B, T)."""
-
-    frames: Tensor
-    gates: Tensor
-    weights: Tensor
-
-
-class State(NamedTuple):
-    """What a step needs of the one before it."""
-
-    frame: Tensor  # (B, M)
-    attention_hidden: Tensor  # (B, H)
-    attention_cell: Tensor
-    decoder_hidden: Tensor
-    decoder_cell: Tensor
-    context: Tensor  # (B, E)
-    history: Tensor  # (B, 2, T)
-
-
-class Source(NamedTuple):
-    """What stays the same through all steps; `offsets` are the biases of the two RNNs, (B, 4 H) each."""
-
-    memory: Tensor  # (B, T, E)
-    projected: Tensor  # (B, A, T)
-    outside: Tensor  # (B, T) bool, true for padding
-    offsets: tuple[Tensor, Tensor]
 
 
 def dropout(model: Tacotron2, steps: int, batch: int, generator: Generators) -> Tensor:
@@ -105,72 +78,6 @@ def _factors(model: Tacotron2, drawn: Tensor) -> Tensor:
     return (drawn.to(weight.device) >= rate).to(weight.dtype) / (1 - rate / 256)
 
 
-class Stepper:
-    """The decoder's weights merged for single steps: each RNN is one product, mel and gate are one."""
-
-    def __init__(self, model: Tacotron2):
-        decoder = model.decoder
-        self.config, attention = model.config, decoder.attention
-        self.prenet = [layer.weight.detach() for layer in decoder.prenet.layers]
-        rnns = (decoder.attention_rnn, decoder.decoder_rnn)
-        self.rnns = [torch.cat((rnn.weight_ih, rnn.weight_hh), 1).detach() for rnn in rnns]
-        self.dtype = decoder.mel.weight.dtype
-        self.exact = torch.promote_types(self.dtype, torch.float32)  # of cell states and attention weights
-        self.biases = [(rnn.bias_ih + rnn.bias_hh).detach().to(self.exact) for rnn in rnns]
-        self.project = attention.memory.weight.detach()
-        self.query, self.score = attention.query.weight.detach(), attention.score.weight.detach()
-        self.kernel = attention.location_kernel().detach()
-        self.output = torch.cat((decoder.mel.weight, decoder.gate.weight)).detach()
-        self.bias = torch.cat((decoder.mel.bias, decoder.gate.bias)).detach()
-
-    def source(self, memory: Tensor, lengths: Tensor) -> Source:
-        """What the steps read of the encoder's memory (B, T, E)."""
-        projected = F.linear(memory, self.project).transpose(1, 2).contiguous()
-        offsets = tuple(bias.repeat(len(memory), 1) for bias in self.biases)
-        return Source(memory, projected, ~length_mask(lengths, memory.shape[1]), offsets)
-
-    def start(self, memory: Tensor) -> State:
-        """The state before the first step: all zeros."""
-        batch, width = len(memory), self.config.rnn
-        zeros = memory.new_zeros
-        return State(
-            zeros(batch, self.config.num_mels),
-            zeros(batch, width),
-            zeros(batch, width, dtype=self.exact),
-            zeros(batch, width),
-            zeros(batch, width, dtype=self.exact),
-            zeros(batch, self.config.encoder),
-            zeros(batch, 2, memory.shape[1], dtype=self.exact),
-        )
-
-    def step(self, state: State, source: Source, keep: Tensor) -> tuple[State, Tensor]:
-        """The next state, whose frame is this step's, and its gate logit (B,). ``keep`` (B, layers, P): `dropout`."""
-        x = state.frame
-        for number, weight in enumerate(self.prenet):
-            x = torch.relu(F.linear(x, weight)) * keep[:, number]
-        product = F.linear(torch.cat((x, state.context, state.attention_hidden), 1), self.rnns[0])
-        hidden, cell = lstm_cell(source.offsets[0], product, state.attention_cell)
-        hidden = hidden.to(self.dtype)
-        query = F.linear(hidden, self.query)
-        fixed = (source.projected, source.memory, source.outside, self.kernel, self.score)
-        context, weights = attend(query, state.history, *fixed)
-        history = torch.stack((weights, state.history[:, 1] + weights), 1)
-        product = F.linear(torch.cat((hidden, context, state.decoder_hidden), 1), self.rnns[1])
-        second, second_cell = lstm_cell(source.offsets[1], product, state.decoder_cell)
-        second = second.to(self.dtype)
-        both = F.linear(torch.cat((second, context), 1), self.output, self.bias)
-        frame, gate = both.split((self.config.num_mels, 1), 1)
-        return State(frame, hidden, cell, second, second_cell, context, history), gate[:, 0]
-
-    def block(self, state: State, source: Source, keep: Tensor) -> tuple[State, Block]:
-        """As many steps as ``keep`` (K, B, layers, P) has."""
-        found = []
-        for factors in keep.unbind(0):
-            state, gate = self.step(state, source, factors)
-            found.append((state.frame, gate, state.history[:, 0]))
-        return state, Block(*(torch.stack(parts) for parts in zip(*found, strict=True)))
-
-
 class GraphedBlock:
     """`Stepper.block` for one batch size and text length as a CUDA graph: a block is launched as a whole."""
 
@@ -185,7 +92,7 @@ class GraphedBlock:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            stepper.block(self.state, self.source, self.keep[:2])
+            stepper.block(self.state, self.source, self.keep)  # all of it: a kernel made for a step's addresses, too
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
@@ -209,16 +116,27 @@ class GraphedBlock:
 
 
 class FastDecoder:
-    """Decodes with the weights that ``model`` has now; ``graphs``: as CUDA graphs, by default where there is CUDA.
+    """Decodes with the weights that ``model`` has now.
 
-    ``compiled``: a step goes through torch.compile, which makes fewer kernels of it; for each shape that takes a while.
+    ``engine``: "steps" is plain PyTorch, "compiled" passes each step through torch.compile, "fused" has kernels of its
+    own (Triton); "auto" is "fused" where the kernels apply, else "steps". ``graphs``: blocks are CUDA graphs, by
+    default where there is CUDA.
     """
 
-    def __init__(self, model: Tacotron2, graphs: bool | None = None, block: int = BLOCK, compiled: bool = False):
+    def __init__(self, model: Tacotron2, engine: str = "auto", graphs: bool | None = None, block: int = BLOCK):
         if block < 1:
             raise ValueError(f"a block must have at least one step, got {block}")
-        self.model, self.steps, self.stepper = model, block, Stepper(model)
-        if compiled:
+        if engine not in ENGINES:
+            raise ValueError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
+        applies = fused_decoding.applies(model)
+        if engine == "fused" and not applies:
+            raise ValueError(
+                "engine fused needs a CUDA device (and triton), fp32, bf16 or fp16, and rnn a multiple of 4"
+            )
+        self.engine = ("fused" if applies else "steps") if engine == "auto" else engine
+        self.model, self.steps = model, block
+        self.stepper = FusedStepper(model) if self.engine == "fused" else Stepper(model)
+        if engine == "compiled":
             self.stepper.step = torch.compile(self.stepper.step, dynamic=False)
         self.graphs = model.decoder.mel.weight.is_cuda if graphs is None else graphs
         self.captured: dict[tuple[int, int], GraphedBlock] = {}

@@ -53,7 +53,9 @@ class InferConfig:
     precision: Literal["fp32", "bf16", "fp16"] = configs.field("fp32", help="of weights and activations")
     stream: bool = configs.field(False, help="give sound before the text is finished; prints the first piece's latency")
     strict: bool = configs.field(False, help="refuse texts with characters that cannot be said")
-    compiled: bool = configs.field(False, help="decoder steps through torch.compile: slow to begin, then faster")
+    engine: Literal["auto", "steps", "compiled", "fused"] = configs.field(
+        "auto", help="of the decoder: fused kernels where there are any, plain PyTorch, or that compiled"
+    )
     pictures: bool = configs.field(True, help="draw spectrograms and alignments")
     seed: int = configs.field(0, help="of the prenet's dropout and WaveGlow's noise", ge=0)
     output_dir: str = configs.field("runs/infer", help="0001.wav, 0001.png, ..., infer.json")
@@ -93,7 +95,7 @@ def build(config: InferConfig, device: torch.device) -> Synthesizer:
         strength=config.denoise,
         seed=config.seed,
     )
-    names = ("batch_size", "limit", "threshold", "chunk", "pause", "seed", "strict", "compiled")
+    names = ("batch_size", "limit", "threshold", "chunk", "pause", "seed", "strict", "engine")
     return Synthesizer(voice, vocoder, device, dtype, **{name: getattr(config, name) for name in names})
 
 

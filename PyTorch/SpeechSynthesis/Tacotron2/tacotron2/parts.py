@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .decoding import Source, State, Stepper
 from .masking import length_mask
 from .model import Postnet, Tacotron2
+from .stepper import Source, State, Stepper
 from .waveglow import WaveGlow
 
 LARGEST = 16384  # of a dimension that varies

@@ -72,7 +72,7 @@ class Timing:
 class Synthesizer:
     """A voice and a vocoder that agree on spectrograms (ValueError with the differences if not), ready to speak.
 
-    ``dtype``: of the acoustic model's weights and activations; ``limit``: frames of a chunk; ``compiled``: decoder
+    ``dtype``: of the acoustic model's weights and activations; ``limit``: frames of a chunk; ``engine``: of
     steps go through torch.compile; ``strict``: texts with characters that cannot be said are refused.
     """
 
@@ -87,12 +87,12 @@ class Synthesizer:
     pause: float = PAUSE
     seed: int = 0
     strict: bool = False
-    compiled: bool = False
+    engine: str = "auto"
 
     def __post_init__(self) -> None:
         self.voice.mel.require_same(self.vocoder.mel)
         self.model = copy.deepcopy(self.voice.model).eval().requires_grad_(False).to(self.device, self.dtype)
-        self.decoder = FastDecoder(self.model, compiled=self.compiled)
+        self.decoder = FastDecoder(self.model, self.engine)
         self.timing = Timing()
 
     def plan(self, texts: Sequence[str], names: Sequence[str] | None = None) -> list[list[str]]:

@@ -255,8 +255,8 @@ def test_fast_decoding_is_plain_decoding(block):
 def test_compiled_steps_decode_the_same():
     model, batch = tiny(-20, torch.float32), example()
     results = [
-        decode(FastDecoder(model, compiled=compiled), batch.text, batch.text_lengths, limit=20).refined
-        for compiled in (False, True)
+        decode(FastDecoder(model, engine), batch.text, batch.text_lengths, limit=20).refined
+        for engine in ("steps", "compiled")
     ]
     assert torch.allclose(*results, rtol=0, atol=1e-4)
 
@@ -359,10 +359,10 @@ def test_graphs_decode_the_same(dtype):
         pytest.skip("needs a CUDA device")
     model = tiny(-20, dtype).to("cuda")
     text, lengths = torch.randint(1, 20, (2, 40), device="cuda"), torch.tensor([40, 25], device="cuda")
-    eager, graphed = FastDecoder(model, graphs=False), FastDecoder(model, graphs=True)
-    compiled = FastDecoder(model, graphs=True, compiled=True)
+    eager, graphed = FastDecoder(model, "steps", graphs=False), FastDecoder(model, "steps")
+    compiled, fused = FastDecoder(model, "compiled"), FastDecoder(model, "fused")
     results = []
-    for decoder in (eager, graphed, graphed, compiled):
+    for decoder in (eager, graphed, graphed, compiled, fused):
         results.append(decode(decoder, text, lengths, generator=torch.Generator().manual_seed(3), limit=70))
     for other in results[1:]:
         assert torch.equal(results[0].lengths, other.lengths)
