@@ -41,6 +41,25 @@ def triton_backend():
         yield
 
 
+@pytest.fixture
+def no_worse():
+    """no_worse(ours, plain, exact, floor=None, scale=0): ours misses the float64 result by at most twice what the plain
+    form in the same types misses it, plus `floor` (default: one epsilon of the type) times the larger of the largest
+    exact value and `scale` (what a result that cancels is made of)."""
+
+    def check(ours, plain, exact, floor=None, scale=0.0):
+        assert ours.shape == exact.shape and ours.dtype == plain.dtype
+        if not exact.numel():
+            return
+        exact = exact.double().cpu()
+        floor = torch.finfo(ours.dtype).eps if floor is None else floor
+        error = (ours.double().cpu() - exact).abs().max()
+        bound = 2 * (plain.double().cpu() - exact).abs().max() + floor * exact.abs().max().clamp(min=scale)
+        assert error <= bound, f"error {error:.3e}, bound {bound:.3e}"
+
+    return check
+
+
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)

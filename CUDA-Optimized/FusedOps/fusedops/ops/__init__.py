@@ -1,1 +1,19 @@
 """Operators as functions. Each module holds one family: its plain form, its kernels' launchers, its derivative."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+# The functions of each module, which is imported when one of them is asked for.
+_MODULES = {
+    "norm": ("add_layer_norm", "add_rms_norm", "layer_norm", "rms_norm"),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -31,9 +31,8 @@ class Operator:
     def differentiable(self, setup: Callable[..., None], backward: Callable[..., Any]) -> Operator:
         """Register the derivative: `setup(ctx, inputs, output)` saves, `backward(ctx, *grads)` gives one per input."""
         self.operator.register_autograd(backward, setup_context=setup)
-        launch = self.launch
         members = {
-            "forward": staticmethod(lambda *arguments: launch(*arguments)),
+            "forward": staticmethod(self.launch),
             "setup_context": staticmethod(setup),
             "backward": staticmethod(torch.autograd.function.once_differentiable(backward)),
         }

@@ -1,0 +1,121 @@
+"""What every measurement has in common: a case, its programs measured in turns, and the table's rows.
+
+A module `bench_x` of this package offers `cases(device, quick)`, which yields `Case`s; a case's programs are built only
+when their turn comes, so that memory holds one case at a time. `run` measures them all.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlx import bench
+
+__all__ = ["Case", "backward_of", "compiled", "copy_rate", "has_liger", "measure_case", "megabytes"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the table. `bytes` is what the operation must move at least; 0 where bytes are not its measure."""
+
+    op: str
+    direction: str  # forward, backward, both or step
+    shape: str
+    dtype: str
+    bytes: float
+    build: Callable[[], dict[str, Callable[[], Any]]]  # programs by name; ours is the first
+
+
+def has_liger() -> bool:
+    return importlib.util.find_spec("liger_kernel") is not None
+
+
+def compiled(function: Callable[..., Any], device: torch.device) -> Callable[..., Any] | None:
+    """The function under torch.compile, for one shape; None on a CPU, where it would measure another compiler."""
+    if device.type != "cuda":
+        return None
+    import torch._functorch.config as functorch
+
+    functorch.donated_buffer = False  # a backward pass is measured again and again on one graph
+    torch._dynamo.reset()
+    return torch.compile(function, dynamic=False)
+
+
+def backward_of(function: Callable[[], Tensor], inputs: tuple[Tensor, ...], dy: Tensor | None) -> Callable[[], Any]:
+    """A program that runs the backward pass of `function()` alone."""
+    y = function()
+    return lambda: torch.autograd.grad(y, inputs, dy, retain_graph=True)
+
+
+def copy_rate(device: torch.device, quick: bool) -> float:
+    """Bytes per second that the device reads and writes together in a copy."""
+    count = (1 << 20) if quick else (1 << 30)
+    source = torch.empty(count, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    iterations = 10 if quick else 50
+    result = bench.measure(
+        lambda: target.copy_(source), items=2 * count, unit="B/s", device=device, warmup=5, iterations=iterations
+    )
+    return 2 * count / (result.p50_ms / 1e3)
+
+
+def measure_case(case: Case, device: torch.device, rate: float, *, quick: bool, graphs: bool) -> list[dict[str, Any]]:
+    """Rows of a case: milliseconds (median), GB/s, share of the copy rate, and how much faster ours is than each."""
+    programs = {name: program for name, program in case.build().items() if program is not None}
+    if graphs and device.type == "cuda":
+        programs = {name: _captured(program) for name, program in programs.items()}
+    iterations, pairs = (3, 2) if quick else (30, 7)
+    print(f"{case.op} {case.direction} {case.shape} {case.dtype}", flush=True)
+    measured = bench.against_peers(
+        programs, pairs=pairs, iterations=iterations, warmup=2 if quick else 10, items=1, unit="calls/s", device=device
+    )
+    rows = []
+    for entry in measured:
+        milliseconds = entry["p50_ms"]
+        row = {
+            "op": case.op, "direction": case.direction, "shape": case.shape, "dtype": case.dtype,
+            "program": entry["program"], "ms": milliseconds, "speedup": entry.get("ours_over_this"),
+        }  # fmt: skip
+        if case.bytes:
+            row["gb_per_s"] = case.bytes / milliseconds / 1e6
+            row["copy_share"] = case.bytes / (milliseconds / 1e3) / rate
+        rows.append(row)
+    del programs
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return rows
+
+
+def megabytes(program: Callable[[], Any], device: torch.device) -> float:
+    """The most memory that a program has at once beyond what was there before, in MiB (CUDA only; else NaN)."""
+    if device.type != "cuda":
+        return float("nan")
+    program()
+    gc.collect()
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    program()
+    torch.cuda.synchronize(device)
+    return (torch.cuda.max_memory_allocated(device) - before) / 2**20
+
+
+def _captured(program: Callable[[], Any]) -> Callable[[], Any]:
+    """The program as the replay of a CUDA graph: what the GPU takes, without the host's part."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            program()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        program()
+    return graph.replay

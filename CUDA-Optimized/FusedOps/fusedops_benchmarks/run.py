@@ -1,0 +1,110 @@
+"""Measure operators and optimizers against their peers: `dlx run FusedOps benchmark -- --ops norm --output results`.
+
+Every case runs ours and each peer in turns in one process. Writes NAME.json (the record, with all rows) and NAME.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fusedops_benchmarks
+from dlx.files import atomic_path
+from dlx.record import Record
+
+from .harness import copy_rate, measure_case
+
+TASK = "CUDA-Optimized/FusedOps"
+
+
+def modules() -> list[str]:
+    """The names of the measurements, from the modules bench_*."""
+    found = (module.name for module in pkgutil.iter_modules(fusedops_benchmarks.__path__))
+    return sorted(name.removeprefix("bench_") for name in found if name.startswith("bench_"))
+
+
+def measure(names: list[str], device: torch.device, *, quick: bool, graphs: bool) -> tuple[float, list[dict[str, Any]]]:
+    """The copy rate in bytes per second, and the rows of all cases."""
+    rate = copy_rate(device, quick)
+    rows = []
+    for name in names:
+        module = importlib.import_module(f".bench_{name}", fusedops_benchmarks.__name__)
+        for case in module.cases(device, quick):
+            rows += measure_case(case, device, rate, quick=quick, graphs=graphs)
+    return rate, rows
+
+
+def best_peers(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Per case, how many times faster ours is than the fastest other program."""
+    found: dict[str, float] = {}
+    for row in rows:
+        if row["program"] != "fusedops" and row["speedup"] is not None:
+            key = " ".join((row["op"], row["direction"], row["shape"], row["dtype"]))
+            found[key] = min(found.get(key, float("inf")), row["speedup"])
+    return found
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """A panel per operator: GB/s of every program, or calls per second where bytes are not the measure."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    panels: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        panels.setdefault(f"{row['op']} {row['direction']}", []).append(row)
+    figure, axes = plt.subplots(len(panels), 1, figsize=(9, 3 * len(panels)), squeeze=False, layout="constrained")
+    for axis, (title, own) in zip(axes[:, 0], panels.items(), strict=True):
+        shapes = list(dict.fromkeys(f"{row['shape']} {row['dtype']}" for row in own))
+        programs = list(dict.fromkeys(row["program"] for row in own))
+        for index, program in enumerate(programs):
+            values = {
+                f"{r['shape']} {r['dtype']}": r.get("gb_per_s", 1e3 / r["ms"]) for r in own if r["program"] == program
+            }
+            places = [place + index * 0.8 / len(programs) for place, shape in enumerate(shapes) if shape in values]
+            axis.bar(places, [values[shape] for shape in shapes if shape in values], 0.8 / len(programs), label=program)
+        axis.set_xticks([place + 0.3 for place in range(len(shapes))], shapes, fontsize=6, rotation=15)
+        axis.set_title(title)
+        axis.set_ylabel("GB/s" if "gb_per_s" in own[0] else "calls/s")
+        axis.legend(fontsize=7)
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=110)
+    plt.close(figure)
+
+
+def main(arguments: list[str] | None = None) -> Path:
+    parser = argparse.ArgumentParser(prog="fusedops_benchmarks.run", description=__doc__.splitlines()[0])
+    parser.add_argument("--ops", nargs="+", default=modules(), choices=modules(), help="which (default: all)")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes and few calls: does it work?")
+    parser.add_argument("--graphs", action="store_true", help="on a GPU, time replays of CUDA graphs, not launches")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--output", type=Path, default=Path("runs/fusedops_benchmark"), help="folder for the results")
+    parser.add_argument("--name", default="benchmark", help="name of the record and the picture")
+    options = parser.parse_args(arguments)
+    device = torch.device(options.device)
+    config = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
+    record = Record.start(task=TASK, verb="benchmark", config=config)
+    rate, rows = measure(options.ops, device, quick=options.quick, graphs=options.graphs)
+    record.metric("copy_rate", rate / 1e9, "GB/s")
+    best = best_peers(rows)
+    for case, ratio in best.items():
+        record.metric(f"speedup.{case}", ratio, "")
+    if best:
+        record.metric("speedup.median", statistics.median(best.values()), "")
+    record.attach("rows", rows)
+    options.output.mkdir(parents=True, exist_ok=True)
+    path = record.finish().save(options.output / f"{options.name}.json")
+    plot(rows, options.output / f"{options.name}.png")
+    print(f"copy {rate / 1e9:,.0f} GB/s; wrote {path}")
+    return path
+
+
+if __name__ == "__main__":
+    main()
