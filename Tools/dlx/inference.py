@@ -109,6 +109,32 @@ class GraphedModel:
         return self.output
 
 
+class Replayed:
+    """``model`` for inputs of several shapes: called as it is where a shape is new, from its second time on a CUDA
+    graph, since a graph costs more to make than a call. At most ``keep`` graphs are held, the last used.
+
+    On a CPU every call is the model's own. The output of a replay is overwritten by the next one of that shape.
+    """
+
+    def __init__(self, model: Callable[..., Any], keep: int = 8):
+        self.model, self.keep = model, keep
+        self.graphs: dict[tuple[Any, ...], GraphedModel | None] = {}
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        if not inputs[0].is_cuda or torch.cuda.is_current_stream_capturing():
+            return self.model(*inputs)
+        shapes = tuple((tensor.shape, tensor.dtype) for tensor in inputs)
+        known = shapes in self.graphs
+        graph = self.graphs.pop(shapes, None)
+        if known and graph is None:
+            with torch.cuda.device(inputs[0].device):
+                graph = GraphedModel(self.model, *inputs, warmup=1)
+        self.graphs[shapes] = graph  # the last used comes last
+        while len(self.graphs) > self.keep:
+            del self.graphs[next(iter(self.graphs))]
+        return self.model(*inputs) if graph is None else graph(*inputs)
+
+
 def optimize(model: nn.Module, dtype: torch.dtype = torch.float32) -> nn.Module:
     """Folded, in ``dtype`` and channels_last. Call it under ``torch.inference_mode()``."""
     return fold(model).to(dtype=dtype, memory_format=torch.channels_last)

@@ -19,6 +19,7 @@ from torch import Tensor
 from dlx import checkpoint as checkpoints
 from dlx import weights
 from dlx.names import lookup
+from dlx.speech import fast_vocoder
 from dlx.speech import vocoder as vocoders
 from dlx.speech.frontend import FrontEnd
 from dlx.speech.mel import MelConfig
@@ -122,7 +123,7 @@ def load_vocoder(
     else:
         is_ours = path.is_dir() or "upsample.weight" in weights.strip_prefixes(vocoders.load_state(path), PREFIXES)
     if not is_ours:
-        return vocoders.load(source, device=device, mel=mel).to(dtype)
+        return fast_vocoder.optimize(vocoders.load(source, device=device, mel=mel), dtype)
     found = load(source, device=device)
     if not isinstance(found.model, WaveGlow):
         raise ValueError(f"{source} holds a {found.arch}, which is no vocoder")

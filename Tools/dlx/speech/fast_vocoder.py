@@ -1,0 +1,110 @@
+"""HiFi-GAN on the kernel of `conv_kernels`: every convolution is one launch that also adds, scales and activates.
+
+What comes between convolutions in `vocoder.HifiGan` (leaky ReLU, bias, the way around a pair, the mean of the blocks)
+is done while a result is still in registers, and batches are masked where they are read. On a GPU shapes that come
+again are replayed as CUDA graphs. B batch, M mels, F frames, C channels, P positions.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dlx.inference import Replayed
+
+from .vocoder import SLOPE, HifiGan, Vocoder
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FINAL_SLOPE = 0.01  # before the last convolution
+BUCKET = 32  # frames to a multiple of which spectrograms are filled up, so that shapes come again
+
+
+@functools.cache
+def has_kernels(device_type: str) -> bool:
+    """Whether Triton's kernels run there: on a GPU, or on a CPU with TRITON_INTERPRET=1, for tests."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    return (device_type == "cuda" or interpreted) and importlib.util.find_spec("triton") is not None
+
+
+class FastHifiGan(HifiGan):
+    """A `HifiGan`, its weights taken over in their type, whose forward pass goes through the kernels."""
+
+    def __init__(self, model: HifiGan) -> None:
+        super().__init__(model.config, model.mel)
+        weight = model.conv_pre.weight
+        if weight.dtype not in DTYPES or not has_kernels(weight.device.type):
+            raise ValueError(
+                f"the kernels need a CUDA device and fp32, bf16 or fp16, got {weight.device} {weight.dtype}"
+            )
+        if (narrowest := self.conv_post.in_channels) % 16:
+            raise ValueError(f"the kernels need channels in multiples of 16, got {narrowest}")
+        from .conv_kernels import Packed  # Triton comes only with GPU builds of PyTorch
+
+        self.load_state_dict(model.state_dict())
+        self.to(weight.device, weight.dtype).eval().requires_grad_(False)
+        self.first, self.last = Packed.of(self.conv_pre), Packed.of(self.conv_post)
+        self.raised = [Packed.transposed(up) for up in self.ups]
+        self.pairs = [
+            [(Packed.of(a), Packed.of(b)) for a, b in zip(block.convs1, block.convs2, strict=True)]
+            for block in self.resblocks
+        ]
+        self.replayed = Replayed(self._rows)
+
+    def forward(self, mel: Tensor, lengths: Tensor | None = None) -> Tensor:
+        if mel.dim() != 3 or mel.shape[1] != self.config.num_mels:
+            raise ValueError(f"expected mel spectrograms (B, {self.config.num_mels}, F), got {tuple(mel.shape)}")
+        batch, _, frames = mel.shape
+        if lengths is None:
+            lengths = torch.full((batch,), frames, device=mel.device)
+        inputs = self.first.weight.shape[1]
+        fill = (0, inputs - mel.shape[1], 0, -frames % BUCKET)
+        rows = F.pad(mel.to(self.first.weight.dtype).transpose(1, 2), fill)
+        audio = self.replayed(rows, lengths.to(mel.device, torch.int32))
+        return audio[:, : frames * self.mel.hop_length].clone()
+
+    def _rows(self, x: Tensor, limits: Tensor) -> Tensor:
+        """(B, F, M or more) -> (B, F * hop_length), float32."""
+        from .conv_kernels import convolve
+
+        batch, frames, _ = x.shape
+        config, blocks, rate = self.config, len(self.config.resblock_kernels), 1
+        _, active = convolve(x, self.first, limits, raw=False, slope=SLOPE)
+        for stage, up in enumerate(self.raised):
+            last_stage = stage == len(self.raised) - 1
+            x, active = convolve(active, up, limits, rate, slope=SLOPE)
+            rate *= config.upsample_rates[stage]
+            x, active = (rows.view(batch, frames * rate, -1) for rows in (x, active))
+            total: Tensor | None = None
+            for number in range(blocks):
+                y, inner = x, active
+                pairs = self.pairs[stage * blocks + number]
+                for place, (first, second) in enumerate(pairs):
+                    _, inner = convolve(inner, first, limits, rate, raw=False, slope=SLOPE)
+                    if place < len(pairs) - 1:
+                        y, inner = convolve(inner, second, limits, rate, add=(y,), slope=SLOPE)
+                    elif number < blocks - 1:
+                        total, _ = convolve(inner, second, limits, rate, add=(y,) if total is None else (y, total))
+                    else:
+                        add, slope = (y,) if total is None else (y, total), FINAL_SLOPE if last_stage else SLOPE
+                        options = {"scale": 1 / blocks, "raw": False, "slope": slope}
+                        _, active = convolve(inner, second, limits, rate, add=add, **options)
+        audio, _ = convolve(active, self.last, limits, rate)
+        audio = torch.tanh(audio[:, :, 0].float())
+        positions = torch.arange(audio.shape[1], device=audio.device)
+        return audio.masked_fill_(positions >= limits[:, None] * rate, 0)
+
+
+def optimize(vocoder: Vocoder, dtype: torch.dtype = torch.float32) -> Vocoder:
+    """The vocoder in ``dtype``, on kernels where it is a HiFi-GAN that they take, else as it is."""
+    if not isinstance(vocoder, HifiGan) or isinstance(vocoder, FastHifiGan):
+        return vocoder
+    vocoder = vocoder.to(dtype)
+    try:
+        return FastHifiGan(vocoder)
+    except ValueError:  # no GPU, another type, or kernels of another shape
+        return vocoder
