@@ -1,9 +1,9 @@
 """Operations on whole lists of tensors in one or two launches: scale, a x + b y, L2 norm, unscale, clip.
 
-The kernels take float32, float16 and bfloat16 tensors that are dense in memory, of any size and alignment; tensors of several
-dtypes may be mixed (one launch per combination of dtypes), and all else runs in the plain form. Arithmetic is in float32
-(float64 for float64 tensors), and every sum is added in an order that depends on the sizes only, so that a result is the same in
-each run. Nothing here waits for the device: factors, norms and flags are tensors on it.
+The kernels take float32, float16 and bfloat16 tensors that are dense in memory, of any size and alignment; tensors of
+several dtypes may be mixed (one launch per combination of dtypes), and all else runs in the plain form. Arithmetic is
+in float32 (float64 for float64 tensors), and every sum is added in an order that depends on the sizes only, so that a
+result is the same in each run. Nothing here waits for the device: factors, norms and flags are tensors on it.
 
 Under torch.compile each operation is one custom operator (``fusedops::multi_tensor_*``).
 """
@@ -39,8 +39,9 @@ def multi_tensor_scale(
 ) -> Tensor:
     """outputs[i] = inputs[i] * factor; -> ``found_inf``, float32 [1], 1 where an input is infinite or not a number.
 
-    ``factor``: a number or a tensor of one element. A ``found_inf`` that is given is only ever set, never cleared. Each output
-    has the shape of its input and any floating dtype; it may be the input. ValueError for lists that do not match.
+    ``factor``: a number or a tensor of one element. A ``found_inf`` that is given is only ever set, never cleared.
+    Each output has the shape of its input and any floating dtype; it may be the input. ValueError for lists that do
+    not match.
     """
     if torch.compiler.is_compiling():
         found = torch.ops.fusedops.multi_tensor_scale(
@@ -140,8 +141,8 @@ def multi_tensor_l2norm(
 ) -> tuple[Tensor, Tensor]:
     """-> L2 norm of all elements of all tensors times |factor|, float32 [1]; and of each tensor, [N] (else [0]).
 
-    float64 tensors give float64 norms. Infinite or not a number where an element is, or where the float32 sum of squares
-    overflows. Two launches.
+    float64 tensors give float64 norms. Infinite or not a number where an element is, or where the float32 sum of
+    squares overflows. Two launches.
     """
     if torch.compiler.is_compiling():
         return torch.ops.fusedops.multi_tensor_l2norm(
@@ -202,9 +203,9 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Scale the gradients in place so that their norm is at most ``max_norm``; -> the norm before, a scalar tensor.
 
-    The rule is that of `torch.nn.utils.clip_grad_norm_`: factor = min(1, max_norm / (norm + 1e-6)). Two launches and no
-    synchronisation (``error_if_nonfinite=True`` waits for the norm); gradients below the limit are read once and not written.
-    Norms other than 2 are torch's own. ``foreach`` is accepted for the sake of the signature.
+    The rule is that of `torch.nn.utils.clip_grad_norm_`: factor = min(1, max_norm / (norm + 1e-6)). Two launches and
+    no synchronisation (``error_if_nonfinite=True`` waits for the norm); gradients below the limit are read once and
+    not written. Norms other than 2 are torch's own. ``foreach`` is accepted for the sake of the signature.
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -259,7 +260,9 @@ def clip_by_norm_plain_(tensors: Sequence[Tensor], max_norm: float) -> Tensor:
 def run_squares(
     table: TensorTable, which: int, dtype: torch.dtype, partials: Tensor, item_partials: Tensor | None = None
 ) -> None:
-    """Launch the first stage of a norm over list ``which`` of a table: ``partials[:programs]``, ``item_partials[:items]``."""
+    """Launch the first stage of a norm over list ``which`` of a table: ``partials[:programs]``,
+    ``item_partials[:items]``.
+    """
     from fusedops.ops import multi_tensor_kernels as kernels
 
     kernels.squares_kernel[(table.programs,)](
@@ -270,7 +273,9 @@ def run_squares(
 
 
 def check_lists(name: str, *lists: Sequence[Tensor]) -> None:
-    """ValueError unless the lists are as long as each other and tensors of one index have one shape and a floating dtype."""
+    """ValueError unless the lists are as long as each other and tensors of one index have one shape and a floating
+    dtype.
+    """
     for number, tensors in enumerate(lists):
         if len(tensors) != len(lists[0]):
             raise ValueError(f"{name}: list {number} has {len(tensors)} tensors, list 0 has {len(lists[0])}")

@@ -1,7 +1,7 @@
 """Triton kernels of the multi-tensor operations, and the pieces that the optimizers' kernels share with them.
 
-Every kernel walks the work items of a `TensorTable` with persistent programs: program i takes items i, i + P, i + 2P ... for
-P programs, so that the work's division, and with it the order of every sum, is the same in each run.
+Every kernel walks the work items of a `TensorTable` with persistent programs: program i takes items i, i + P, i + 2P
+... for P programs, so that the work's division, and with it the order of every sum, is the same in each run.
 """
 
 from __future__ import annotations
@@ -132,7 +132,9 @@ def axpby_kernel(
     addresses, items, num_items, num_tensors, a, b, found_inf,
     X: tl.constexpr, Y: tl.constexpr, OUT: tl.constexpr, CHECK: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """out = a x + b y (lists x, y, out); ``found_inf`` becomes 1 where x (CHECK 0), y (1) or either (-1) is not finite."""
+    """out = a x + b y (lists x, y, out); ``found_inf`` becomes 1 where x (CHECK 0), y (1) or either (-1) is not
+    finite.
+    """
     bad = 0.0
     for number in range(tl.program_id(0), num_items, tl.num_programs(0)):
         tensor, start, length, vectorised = item_of(items, number)
@@ -163,7 +165,9 @@ def squares_kernel(
     addresses, items, num_items, num_tensors, partials, item_partials,
     LIST: tl.constexpr, X: tl.constexpr, PER_ITEM: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """First stage of a norm: the sum of squares by program, float32 [P], and (``PER_ITEM``) by work item, float32 [C]."""
+    """First stage of a norm: the sum of squares by program, float32 [P], and (``PER_ITEM``) by work item, float32
+    [C].
+    """
     total = 0.0
     for number in range(tl.program_id(0), num_items, tl.num_programs(0)):
         tensor, start, length, vectorised = item_of(items, number)
@@ -209,7 +213,9 @@ def clip_kernel(
     addresses, items, num_items, num_tensors, partials, count, max_norm, norm,
     X: tl.constexpr, SIZE: tl.constexpr, PARTIALS: tl.constexpr,
 ):  # fmt: skip
-    """Second launch of a clip: every program adds the partial sums, then scales its items if the norm is above the limit."""
+    """Second launch of a clip: every program adds the partial sums, then scales its items if the norm is above the
+    limit.
+    """
     total = tl.sqrt(sum_of_partials(partials, count, PARTIALS))
     if tl.program_id(0) == 0:
         tl.store(norm, total)

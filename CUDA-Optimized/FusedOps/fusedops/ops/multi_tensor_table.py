@@ -1,13 +1,14 @@
 """Tables in device memory that let one launch walk over any number of tensors.
 
-A table belongs to L lists of N tensors each (parameters, gradients, moments ...; tensor i of every list has as many elements).
-It holds the N x L addresses and the *work items*: pieces of at most ``CHUNK`` elements which persistent programs take in turn.
-Three things follow from this layout: a launch has no limit on tensors (kernel arguments would hold about a hundred), all
-offsets inside an item fit 32 bits whatever the tensor's size, and a step whose addresses have not changed uploads nothing.
+A table belongs to L lists of N tensors each (parameters, gradients, moments ...; tensor i of every list has as many
+elements). It holds the N x L addresses and the *work items*: pieces of at most ``CHUNK`` elements which persistent
+programs take in turn. Three things follow from this layout: a launch has no limit on tensors (kernel arguments would
+hold about a hundred), all offsets inside an item fit 32 bits whatever the tensor's size, and a step whose addresses
+have not changed uploads nothing.
 
-An item is *vectorised* when every list's address is a multiple of 16 bytes there and its length is a multiple of 16 elements.
-Tensors that start misaligned, but alike in all lists, get a short head item first; those misaligned in different ways are
-walked element by element.
+An item is *vectorised* when every list's address is a multiple of 16 bytes there and its length is a multiple of 16
+elements. Tensors that start misaligned, but alike in all lists, get a short head item first; those misaligned in
+different ways are walked element by element.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ CAPTURES = 4  # page-locked tables kept ready, since none can be allocated while
 class TensorTable:
     """Addresses and work items of ``lists`` (L lists of N tensors each), cached between calls of `bind`.
 
-    Attributes after `bind`: ``addresses`` (int64 [L, N]) and ``items`` (int64 [C, 4]) on the device, ``first_item`` (int32
-    [N + 1], the items of tensor i are ``first_item[i]:first_item[i + 1]``), ``num_tensors``, ``num_items``, ``programs``
-    (the grid to launch).
+    Attributes after `bind`: ``addresses`` (int64 [L, N]) and ``items`` (int64 [C, 4]) on the device, ``first_item``
+    (int32 [N + 1], the items of tensor i are ``first_item[i]:first_item[i + 1]``), ``num_tensors``, ``num_items``,
+    ``programs`` (the grid to launch).
     """
 
     def __init__(self, chunk: int = CHUNK, programs_per_multiprocessor: int = PROGRAMS_PER_MULTIPROCESSOR) -> None:
@@ -55,8 +56,9 @@ class TensorTable:
     def bind(self, lists: Sequence[Sequence[Tensor]]) -> TensorTable:
         """Point the table at these tensors; uploads only what changed. -> itself.
 
-        The tensors must be on one device and dense in memory, those of one index in the same layout, those of one list of the
-        same item size. While a CUDA graph is being captured changed addresses are uploaded by a node of the graph.
+        The tensors must be on one device and dense in memory, those of one index in the same layout, those of one
+        list of the same item size. While a CUDA graph is being captured changed addresses are uploaded by a node of
+        the graph.
         """
         first = lists[0][0]
         capturing = first.is_cuda and torch.cuda.is_current_stream_capturing()
@@ -137,7 +139,9 @@ def head_elements(addresses: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
 
 
 def work_items(numels: Sequence[int], heads: np.ndarray, chunk: int) -> tuple[np.ndarray, np.ndarray]:
-    """-> items int64 [C, 4] (tensor, first element, elements, 1 if vectorised) in the tensors' order, and first item int32 [N + 1]."""
+    """-> items int64 [C, 4] (tensor, first element, elements, 1 if vectorised) in the tensors' order, and first item
+    int32 [N + 1].
+    """
     rows: list[tuple[int, int, int, int]] = []
     first_item = [0]
     for index, numel in enumerate(numels):
@@ -157,7 +161,9 @@ def work_items(numels: Sequence[int], heads: np.ndarray, chunk: int) -> tuple[np
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether the tensor's elements fill one stretch of memory without gaps or overlaps, in any order of its dimensions."""
+    """Whether the tensor's elements fill one stretch of memory without gaps or overlaps, in any order of its
+    dimensions.
+    """
     if tensor.is_contiguous():
         return True
     expected = 1
