@@ -83,9 +83,13 @@ def backend_for(*tensors: Tensor | None, op: str = "this operator") -> str:
 
 
 @torch.compiler.assume_constant_result
-@functools.cache
 def obstacle(device_type: str, index: int) -> str:
     """Why kernels cannot run on a device; "" if they can. `index` -1 is the current device."""
+    return _obstacle(device_type, index)
+
+
+@functools.cache
+def _obstacle(device_type: str, index: int) -> str:
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"
     if device_type == "cpu":

@@ -30,6 +30,7 @@ class Case:
     dtype: str
     bytes: float
     build: Callable[[], dict[str, Callable[[], Any]]]  # programs by name; ours is the first
+    memory: bool = False  # whether to note how much memory each program has at once
 
 
 def has_liger() -> bool:
@@ -68,6 +69,7 @@ def copy_rate(device: torch.device, quick: bool) -> float:
 def measure_case(case: Case, device: torch.device, rate: float, *, quick: bool, graphs: bool) -> list[dict[str, Any]]:
     """Rows of a case: milliseconds (median), GB/s, share of the copy rate, and how much faster ours is than each."""
     programs = {name: program for name, program in case.build().items() if program is not None}
+    memory = {name: megabytes(program, device) for name, program in programs.items()} if case.memory else {}
     if graphs and device.type == "cuda":
         programs = {name: _captured(program) for name, program in programs.items()}
     iterations, pairs = (3, 2) if quick else (30, 7)
@@ -85,6 +87,8 @@ def measure_case(case: Case, device: torch.device, rate: float, *, quick: bool, 
         if case.bytes:
             row["gb_per_s"] = case.bytes / milliseconds / 1e6
             row["copy_share"] = case.bytes / (milliseconds / 1e3) / rate
+        if case.memory:
+            row["peak_mib"] = memory[entry["program"]]
         rows.append(row)
     del programs
     gc.collect()

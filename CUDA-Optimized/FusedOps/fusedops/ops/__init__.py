@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-# The functions of each module, which is imported when one of them is asked for.
+# The functions of each module, which is imported when one of them is asked for. No module has a function's name.
 _MODULES = {
+    "linear_xentropy": ("linear_cross_entropy",),
     "norm": ("add_layer_norm", "add_rms_norm", "layer_norm", "rms_norm"),
+    "xentropy": ("cross_entropy",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = sorted(_HOME)

@@ -13,9 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Operator"]
+__all__ = ["Operator", "is_direct"]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def is_direct(*tensors: Tensor | None) -> bool:
+    """Whether these are plain tensors of an eager program, so that kernels can be launched on them at once."""
+    if torch.compiler.is_compiling():
+        return False
+    return all(tensor is None or type(tensor) in _PLAIN for tensor in tensors)
 
 
 class Operator:
@@ -40,10 +47,8 @@ class Operator:
         return self
 
     def __call__(self, *arguments: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return self.operator(*arguments)
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
-        if any(type(tensor) not in _PLAIN for tensor in tensors):
+        if not is_direct(*tensors):
             return self.operator(*arguments)
         if self.function is None or not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
             return self.launch(*arguments)
