@@ -1,4 +1,4 @@
-"""Linear layer with cross entropy: time and peak memory against torch and Liger-Kernel, forward and backward together."""
+"""Linear layer with cross entropy: time and peak memory against torch and Liger-Kernel, forward and backward."""
 
 from __future__ import annotations
 

@@ -8,7 +8,9 @@ from typing import Any
 # The functions of each module, which is imported when one of them is asked for. No module has a function's name.
 _MODULES = {
     "linear_xentropy": ("linear_cross_entropy",),
+    "masked_softmax": ("scaled_softmax",),
     "norm": ("add_layer_norm", "add_rms_norm", "layer_norm", "rms_norm"),
+    "rotary": ("rope", "rope_2d", "rotary_table"),
     "xentropy": ("cross_entropy",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
