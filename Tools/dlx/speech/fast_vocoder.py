@@ -7,28 +7,17 @@ again are replayed as CUDA graphs. B batch, M mels, F frames, C channels, P posi
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-import os
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dlx.inference import Replayed
+from dlx.kernels import DTYPES, has_kernels
 
 from .vocoder import SLOPE, HifiGan, Vocoder
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FINAL_SLOPE = 0.01  # before the last convolution
 BUCKET = 32  # frames to a multiple of which spectrograms are filled up, so that shapes come again
-
-
-@functools.cache
-def has_kernels(device_type: str) -> bool:
-    """Whether Triton's kernels run there: on a GPU, or on a CPU with TRITON_INTERPRET=1, for tests."""
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    return (device_type == "cuda" or interpreted) and importlib.util.find_spec("triton") is not None
 
 
 class FastHifiGan(HifiGan):

@@ -26,9 +26,10 @@ from torch import Tensor
 
 from dlx import bench, dist, inference
 from dlx import config as configs
+from dlx.kernels import has_kernels
 from dlx.precision import DTYPES
 from dlx.record import Record
-from dlx.speech.fast_vocoder import FastHifiGan, has_kernels
+from dlx.speech.fast_vocoder import FastHifiGan
 from dlx.speech.frontend import FrontEnd
 from dlx.speech.mel import MelConfig
 from dlx.speech.vocoder import HifiGan

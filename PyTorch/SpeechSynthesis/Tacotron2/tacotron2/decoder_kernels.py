@@ -125,7 +125,7 @@ def _energies_kernel(
 
 @triton.jit
 def _context_kernel(
-    energies, memory, total, total_stride, weights, new_total, context, T,
+    energies, memory, total, total_stride, weights, new_total, context, context_stride, T,
     E: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """weights = softmax(energies), new_total = total + weights, context = weights @ memory."""
@@ -152,7 +152,7 @@ def _context_kernel(
             other=0.0,
         )
         acc += tl.sum(share[:, None] * values.to(tl.float32), 0)
-    tl.store(context + item * E + e, acc.to(context.dtype.element_ty), mask=e < E)
+    tl.store(context + item * context_stride + e, acc.to(context.dtype.element_ty), mask=e < E)
 
 
 def units(width: int) -> int:
@@ -217,8 +217,9 @@ def attend(
 ) -> None:  # fmt: skip
     """One step of attention: fills ``found``: context (B, E), weights (B, T), their new total (B, T).
 
-    ``query`` (B, A); ``last`` and ``total`` (B, T) float32, rows may be strided; ``source``: memory (B, T, E),
-    projected (B, T, A), outside (B, T) bool; ``kernel`` (2 K, A): taps of last, then of total; ``score`` (A,).
+    ``query`` (B, A); ``last`` and ``total`` (B, T) float32; rows of these and of context may be apart; ``source``:
+    memory (B, T, E), projected (B, T, A), outside (B, T) bool; ``kernel`` (2 K, A): taps of last, then of total;
+    ``score`` (A,).
     """
     memory, projected, outside = source
     context, weights, new_total = found
@@ -232,6 +233,6 @@ def attend(
         BLOCK_A=max(16, triton.next_power_of_2(attention)), num_warps=4, PRECISION=_options(kernel.dtype)["PRECISION"],
     )  # fmt: skip
     _context_kernel[(triton.cdiv(width, 64), batch)](
-        energies, memory, total, total.stride(0), weights, new_total, context, symbols,
+        energies, memory, total, total.stride(0), weights, new_total, context, context.stride(0), symbols,
         E=width, BLOCK_T=triton.next_power_of_2(symbols), BLOCK_E=64, CHUNK=CHUNK, num_warps=4,
     )  # fmt: skip

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlx.inference import Replayed
-from dlx.speech.fast_vocoder import BUCKET, DTYPES, has_kernels
+from dlx.kernels import DTYPES, has_kernels
+from dlx.speech.fast_vocoder import BUCKET
 
 from .waveglow import WN, NormedConv, WaveGlow, WaveGlowConfig
 

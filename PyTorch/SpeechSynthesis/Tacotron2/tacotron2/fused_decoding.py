@@ -6,18 +6,16 @@ K steps, B batch, T symbols, M mels, E encoder width, A attention width, H width
 from __future__ import annotations
 
 import functools
-import importlib.util
-import os
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dlx.kernels import DTYPES, has_kernels
+
 from .masking import length_mask
 from .model import Tacotron2
 from .stepper import Block, Source, State, Stepper
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @functools.cache
@@ -28,16 +26,10 @@ def _kernels():
     return decoder_kernels
 
 
-@functools.cache
-def _has_kernels(device_type: str) -> bool:
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    return (device_type == "cuda" or interpreted) and importlib.util.find_spec("triton") is not None
-
-
 def applies(model: Tacotron2) -> bool:
     """Whether the kernels take this model: on a GPU, of a type they know, its RNNs' width a multiple of 4."""
     weight = model.decoder.mel.weight
-    return weight.dtype in DTYPES and _has_kernels(weight.device.type) and model.config.rnn % 4 == 0
+    return weight.dtype in DTYPES and has_kernels(weight.device.type) and model.config.rnn % 4 == 0
 
 
 class FusedStepper(Stepper):

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from . import fused_recurrence
 from .masking import length_mask, reverse_within
 from .recurrence import Product, lstm_cell
 
@@ -180,11 +181,14 @@ def attend(
 
 
 class Decoder(nn.Module):
-    """All frames at once from given ones: only what truly depends on the step before is within a loop."""
+    """All frames at once from given ones: only what truly depends on the step before is within a loop.
+
+    The loops run on kernels where they can (`fused_recurrence`), unless ``fused`` is set to False.
+    """
 
     def __init__(self, config: Tacotron2Config):
         super().__init__()
-        self.config = config
+        self.config, self.fused = config, True
         self.prenet = Prenet(config)
         self.attention_rnn = nn.LSTMCell(config.prenet + config.encoder, config.rnn)
         self.attention = Attention(config)
@@ -232,6 +236,9 @@ class Decoder(nn.Module):
         self, offsets: Tensor, memory: Tensor, lengths: Tensor, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Hidden states (F, B, H), contexts (F, B, E) and weights (F, B, T) of all steps."""
+        if self.fused and fused_recurrence.applies(memory, dtype):
+            outside = ~length_mask(lengths, memory.shape[1])
+            return fused_recurrence.attend_all(self, offsets, memory, outside, dtype)
         config, rnn, attention = self.config, self.attention_rnn, self.attention
         exact = torch.promote_types(dtype, torch.float32)  # of cell states and attention weights
         frames, batch = offsets.shape[:2]
@@ -259,6 +266,8 @@ class Decoder(nn.Module):
 
     def _decode_all(self, offsets: Tensor, dtype: torch.dtype) -> Tensor:
         """Hidden states (F, B, H) of the second RNN."""
+        if self.fused and fused_recurrence.applies(offsets, dtype):
+            return fused_recurrence.decode_all(self, offsets, dtype)
         frames, batch = offsets.shape[:2]
         gates = Product(offsets, self.decoder_rnn.weight_hh, dtype)
         hidden = offsets.new_zeros(batch, self.config.rnn, dtype=dtype)

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .gating import gate
+
 
 @dataclass(frozen=True)
 class WaveGlowConfig:
@@ -89,7 +91,7 @@ class NormedConv(nn.Module):
         self.dilation, self.padding = dilation, dilation * (kernel // 2)
 
     def weight(self) -> Tensor:
-        return self.weight_v * (self.weight_g / self.weight_v.flatten(1).norm(dim=1).view(-1, 1, 1))
+        return torch._weight_norm(self.weight_v, self.weight_g, 0)  # one kernel each way on a GPU
 
     def forward(self, x: Tensor) -> Tensor:
         return F.conv1d(x, self.weight(), self.bias, padding=self.padding, dilation=self.dilation)
@@ -120,11 +122,6 @@ class Mixing(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.conv1d(x, self.weight.to(x.dtype)[:, :, None])
-
-    def log_determinant(self) -> Tensor:
-        """log |det W|, in float32 or more."""
-        weight = self.weight if self.weight.dtype == torch.float64 else self.weight.float()
-        return torch.linalg.slogdet(weight).logabsdet
 
     def prepare(self) -> None:
         exact = torch.promote_types(self.weight.dtype, torch.float32)
@@ -168,8 +165,7 @@ class WN(nn.Module):
         for layer in range(self.count):
             if mask is not None:
                 x = x * mask
-            value, gate = (self.filters[layer](x) + conditions[layer]).chunk(2, 1)
-            found = self.outputs[layer](torch.tanh(value) * torch.sigmoid(gate))
+            found = self.outputs[layer](gate(self.filters[layer](x), conditions[layer]))
             if layer < self.count - 1:
                 change, found = found.chunk(2, 1)
                 x = x + change
@@ -231,16 +227,25 @@ class WaveGlow(nn.Module):
             raise ValueError(f"{audio.shape[1]} samples are no multiple of the group of {config.group}")
         condition = self.condition(mel, audio.shape[1])
         x = audio.unflatten(1, (-1, config.group)).transpose(1, 2)  # sound and its determinants stay in float32
-        noise, log_scales, log_determinants = [], x.new_zeros(()), x.new_zeros(())
+        noise, log_scales = [], x.new_zeros(())
         for number, flow in enumerate(self.flows):
             if number and number % config.early_every == 0:
                 noise.append(x[:, : config.early_size])
                 x = x[:, config.early_size :]
-            with torch.autocast(x.device.type, enabled=False):
-                log_determinants = log_determinants + flow.mixing.log_determinant().to(x.dtype)
             x, scales = flow(x, condition)
             x, log_scales = x.to(audio.dtype), log_scales + scales
-        return Density(torch.cat((*noise, x), 1), log_scales, log_determinants)
+        return Density(torch.cat((*noise, x), 1), log_scales, self.log_determinants().to(x.dtype))
+
+    def log_determinants(self) -> Tensor:
+        """The sum of log |det W| over the mixings, in float32 or more: of one batch, made equally large by ones."""
+        weights = [flow.mixing.weight for flow in self.flows]
+        exact = torch.promote_types(weights[0].dtype, torch.float32)
+        large = []
+        for weight in weights:
+            rest = self.config.group - len(weight)
+            ones = torch.ones(rest, dtype=exact, device=weight.device).diag()
+            large.append(F.pad(weight.to(exact), (0, rest, 0, rest)) + F.pad(ones, (len(weight), 0, len(weight), 0)))
+        return torch.linalg.slogdet(torch.stack(large)).logabsdet.sum()
 
     def inverse(self, mel: Tensor, z: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Noise (B, G, P) in the order of `Density` and ``mel`` (B, M, P / positions_per_frame) -> sound (B, S).

@@ -1,10 +1,11 @@
-"""Triton kernel of WaveGlow's gated convolution over rows of channels: product, condition, tanh and sigmoid at once.
+"""Triton kernels of WaveGlow's gates: with their convolution over rows of channels, for inference; alone, for training.
 
 B batch, P positions, C channels.
 """
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -60,3 +61,55 @@ def gated(
         PRECISION="ieee" if single else "tf32", num_warps=8 if block_n == 128 else 4, num_stages=3,
     )  # fmt: skip
     return out
+
+
+@triton.jit
+def _gate_kernel(summed, condition, condition_stride, out, SIZE, BLOCK: tl.constexpr):
+    """out (B, SIZE) = tanh(value) * sigmoid(gate) of summed + condition, (B, 2 SIZE): values, then gates."""
+    item = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < SIZE
+    own, given = summed + item * 2 * SIZE + place, condition + item * condition_stride + place
+    value = tl.load(own, mask=inside, other=0.0).to(tl.float32) + tl.load(given, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(own + SIZE, mask=inside, other=0.0).to(tl.float32)
+    gate += tl.load(given + SIZE, mask=inside, other=0.0).to(tl.float32)
+    found = (2 * tl.sigmoid(2 * value) - 1) * tl.sigmoid(gate)
+    tl.store(out + item * SIZE + place, found.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _gate_backward_kernel(summed, condition, condition_stride, outer, found, SIZE, BLOCK: tl.constexpr):
+    """found (B, 2 SIZE): the gradient of summed and of condition from that of the gates' result, outer (B, SIZE)."""
+    item = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < SIZE
+    own, given = summed + item * 2 * SIZE + place, condition + item * condition_stride + place
+    value = tl.load(own, mask=inside, other=0.0).to(tl.float32) + tl.load(given, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(own + SIZE, mask=inside, other=0.0).to(tl.float32)
+    gate += tl.load(given + SIZE, mask=inside, other=0.0).to(tl.float32)
+    value, gate = 2 * tl.sigmoid(2 * value) - 1, tl.sigmoid(gate)
+    change = tl.load(outer + item * SIZE + place, mask=inside, other=0.0).to(tl.float32)
+    spot, kind = found + item * 2 * SIZE + place, found.dtype.element_ty
+    tl.store(spot, (change * gate * (1 - value * value)).to(kind), mask=inside)
+    tl.store(spot + SIZE, (change * value * gate * (1 - gate)).to(kind), mask=inside)
+
+
+def gate(summed: Tensor, condition: Tensor) -> Tensor:
+    """(B, C, P) of ``summed`` (B, 2 C, P), contiguous, and ``condition`` (B, 2 C, P), whose items may be apart."""
+    batch, channels, positions = summed.shape
+    out = summed.new_empty(batch, channels // 2, positions)
+    size = channels // 2 * positions
+    _gate_kernel[(triton.cdiv(size, 1024), batch)](
+        summed, condition, condition.stride(0), out, size, BLOCK=1024, num_warps=4
+    )  # fmt: skip
+    return out
+
+
+def gate_backward(summed: Tensor, condition: Tensor, outer: Tensor) -> Tensor:
+    """The gradient (B, 2 C, P) of either argument of `gate`."""
+    found = torch.empty_like(summed)
+    size = outer.shape[1] * outer.shape[2]
+    _gate_backward_kernel[(triton.cdiv(size, 1024), len(outer))](
+        summed, condition, condition.stride(0), outer, found, size, BLOCK=1024, num_warps=4
+    )  # fmt: skip
+    return found

@@ -14,7 +14,9 @@ import pytest
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs the package triton")
-@pytest.mark.parametrize("name, least", [("test_decoder_kernels.py", 25), ("test_waveglow_kernels.py", 7)])
+@pytest.mark.parametrize(
+    "name, least", [("test_decoder_kernels.py", 25), ("test_waveglow_kernels.py", 9), ("test_training_kernels.py", 4)]
+)
 def test_kernels_by_the_interpreter(name, least):
     test = Path(__file__).with_name(name)
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -95,3 +95,23 @@ def test_the_vocoder_takes_it_where_it_can():
         WaveGlowVocoder(model_of(TINY), MEL, engine="quick")
     with pytest.raises(ValueError, match="a prepared WaveGlow"):
         FastWaveGlow(model_of(TINY))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_gates_and_their_gradient(dtype):
+    """Against float64; the condition is a part of a wider tensor, as a coupling's layers have it."""
+    from tacotron2.gating import gate
+
+    torch.manual_seed(0)
+    summed = torch.randn(2, 12, 301, device=DEVICE).to(dtype).requires_grad_()
+    wide = torch.randn(2, 36, 301, device=DEVICE).to(dtype).requires_grad_()
+    outer = torch.randn(2, 6, 301, device=DEVICE).to(dtype)
+    found = gate(summed, wide.chunk(3, 1)[1])
+    assert type(found.grad_fn).__name__ == "_GateBackward"
+    expected = gate(*(x.detach().double().requires_grad_() for x in (summed, wide.chunk(3, 1)[1])))
+    close(found.float(), expected.detach(), dtype)
+    found.backward(outer)
+    exact = [x.detach().double().requires_grad_() for x in (summed, wide)]
+    gate(exact[0], exact[1].chunk(3, 1)[1]).backward(outer.double())
+    close(summed.grad.float(), exact[0].grad, dtype)
+    close(wide.grad.float(), exact[1].grad, dtype)
