@@ -47,8 +47,9 @@ def rope(
 
     q (B, S, H, D), k (B, S, H', D) for "bshd"; (S, B, H, D) for "sbhd"; (T, H, D) for "thd", sequences one after the
     other, which begin at `cu_seqlens` (0, ..., T; integers). cos, sin (positions, R / 2), or, with `rotary_dim` = R,
-    (positions, R) with an angle for each half. `positions` (B, S) or (S,), integers that index the tables, for cached decoding; by default a
-    token's place in its sequence. ValueError for shapes that do not fit; positions beyond the tables are not checked.
+    (positions, R) with an angle for each half. `positions` (B, S) or (S,), integers that index the tables, for cached
+    decoding; by default a token's place in its sequence. ValueError for shapes that do not fit; positions beyond the
+    tables are not checked.
     """
     if layout not in LAYOUTS:
         raise ValueError(f"layout {layout!r} is not one of {', '.join(LAYOUTS)}")
