@@ -258,17 +258,24 @@ def clip_by_norm_plain_(tensors: Sequence[Tensor], max_norm: float) -> Tensor:
 
 
 def run_squares(
-    table: TensorTable, which: int, dtype: torch.dtype, partials: Tensor, item_partials: Tensor | None = None
+    table: TensorTable,
+    which: int,
+    dtype: torch.dtype,
+    partials: Tensor,
+    item_partials: Tensor | None = None,
+    largest: bool = False,
 ) -> None:
-    """Launch the first stage of a norm over list ``which`` of a table: ``partials[:programs]``,
-    ``item_partials[:items]``.
+    """Launch the first stage of a norm over list ``which`` of a table.
+
+    Writes the sums of squares to ``partials[:programs]`` and ``item_partials[:items]``, there the largest magnitudes
+    if asked.
     """
     from fusedops.ops import multi_tensor_kernels as kernels
 
     kernels.squares_kernel[(table.programs,)](
         table.addresses, table.items, table.num_items, table.num_tensors, partials,
         partials if item_partials is None else item_partials, LIST=which, X=kernels.TYPES[dtype],
-        PER_ITEM=item_partials is not None, SIZE=kernels.BLOCK, num_warps=kernels.NUM_WARPS,
+        PER_ITEM=item_partials is not None, LARGEST=largest, SIZE=kernels.BLOCK, num_warps=kernels.NUM_WARPS,
     )  # fmt: skip
 
 

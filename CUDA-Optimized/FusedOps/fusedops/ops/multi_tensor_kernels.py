@@ -161,12 +161,24 @@ def _squares_span(x, length, VECTOR: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit
+def _largest_span(x, length, VECTOR: tl.constexpr, SIZE: tl.constexpr):
+    largest = tl.zeros([SIZE], tl.float32)
+    for begin in range(0, length, SIZE):
+        offsets = begin + tl.arange(0, SIZE)
+        mask = within(offsets, length, VECTOR)
+        values = tl.abs(tl.load(places(x, offsets, VECTOR), mask=mask, other=0.0).to(tl.float32))
+        largest = tl.maximum(largest, tl.where(is_finite(values), values, float("inf")))
+    return tl.max(largest, 0)
+
+
+@triton.jit
 def squares_kernel(
     addresses, items, num_items, num_tensors, partials, item_partials,
-    LIST: tl.constexpr, X: tl.constexpr, PER_ITEM: tl.constexpr, SIZE: tl.constexpr,
+    LIST: tl.constexpr, X: tl.constexpr, PER_ITEM: tl.constexpr, LARGEST: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """First stage of a norm: the sum of squares by program, float32 [P], and (``PER_ITEM``) by work item, float32
-    [C].
+    """First stage of a norm: the sum of squares by program, float32 [P], and (``PER_ITEM``) by work item, float32 [C].
+
+    ``LARGEST``: by work item the largest magnitude instead.
     """
     total = 0.0
     for number in range(tl.program_id(0), num_items, tl.num_programs(0)):
@@ -178,7 +190,10 @@ def squares_kernel(
             squares = _squares_span(x, length, False, SIZE)
         total += squares
         if PER_ITEM:
-            tl.store(item_partials + number, squares)
+            if LARGEST:
+                tl.store(item_partials + number, _largest_span(x, length, False, SIZE))
+            else:
+                tl.store(item_partials + number, squares)
     tl.store(partials + tl.program_id(0), total)
 
 

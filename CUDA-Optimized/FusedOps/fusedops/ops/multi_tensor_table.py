@@ -46,6 +46,8 @@ class TensorTable:
         self.uploads = 0
         self.num_tensors = self.num_items = self.programs = 0
         self._pointers: list[list[int]] = []
+        self._fixed: Sequence[Sequence[Tensor]] = ()
+        self._fixed_pointers: list[list[int]] = []
         self._numels: list[int] = []
         self._heads: np.ndarray | None = None
         self._stream = 0
@@ -53,7 +55,7 @@ class TensorTable:
         self._kept_for_graphs: list[tuple[Tensor, ...]] = []
         self._uploaded_by_graph = False
 
-    def bind(self, lists: Sequence[Sequence[Tensor]]) -> TensorTable:
+    def bind(self, lists: Sequence[Sequence[Tensor]], fixed: Sequence[Sequence[Tensor]] = ()) -> TensorTable:
         """Point the table at these tensors; uploads only what changed. -> itself.
 
         The tensors must be on one device and dense in memory, those of one index in the same layout, those of one
@@ -65,7 +67,9 @@ class TensorTable:
         stream = (
             torch.cuda.current_stream(first.device).cuda_stream if first.is_cuda and not capturing else self._stream
         )
-        pointers = [[tensor.data_ptr() for tensor in tensors] for tensors in lists]
+        if fixed is not self._fixed:
+            self._fixed, self._fixed_pointers = fixed, addresses_of(fixed)
+        pointers = addresses_of(lists) + self._fixed_pointers
         numels = [tensor.numel() for tensor in lists[0]]
         if (
             stream != self._stream
@@ -75,6 +79,7 @@ class TensorTable:
             if capturing:
                 self._kept_for_graphs.append((self.addresses, self.items, self.first_item))
             return self
+        lists = [*lists, *fixed]
         self._check(lists)
         table = np.array(pointers, dtype=np.int64)
         heads = head_elements(table, [tensors[0].element_size() for tensors in lists])
@@ -124,6 +129,11 @@ class TensorTable:
         if capturing:  # each replay repeats the copy, so its source stays as it is for good
             self._kept_for_graphs.append((host, addresses, self.items, self.first_item))
         return addresses
+
+
+def addresses_of(lists: Sequence[Sequence[Tensor]]) -> list[list[int]]:
+    """Addresses of the first elements."""
+    return [[tensor.data_ptr() for tensor in tensors] for tensors in lists]
 
 
 def head_elements(addresses: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
