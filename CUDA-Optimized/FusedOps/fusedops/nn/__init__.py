@@ -7,6 +7,7 @@ from typing import Any
 
 # The classes of each file, which is imported when one of them is asked for.
 _MODULES = {
+    "groupnorm": ("GroupNorm",),
     "norm": ("LayerNorm", "RMSNorm"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
