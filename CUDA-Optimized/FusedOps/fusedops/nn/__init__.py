@@ -7,6 +7,7 @@ from typing import Any
 
 # The classes of each file, which is imported when one of them is asked for.
 _MODULES = {
+    "feedforward": ("MLP", "DenseGeluDense"),
     "groupnorm": ("GroupNorm",),
     "norm": ("LayerNorm", "RMSNorm"),
 }

@@ -7,6 +7,7 @@ from typing import Any
 
 # The functions of each module, which is imported when one of them is asked for. No module has a function's name.
 _MODULES = {
+    "feedforward": ("bias_activation", "dense", "dense_gelu_dense", "mlp"),
     "glu": ("gated", "geglu", "swiglu"),
     "groupnorm": ("group_norm",),
     "linear_xentropy": ("linear_cross_entropy",),

@@ -35,13 +35,18 @@ class Operator:
         self.operator.register_fake(fake)
         self.function: type[torch.autograd.Function] | None = None
 
-    def differentiable(self, setup: Callable[..., None], backward: Callable[..., Any]) -> Operator:
-        """Register the derivative: `setup(ctx, inputs, output)` saves, `backward(ctx, *grads)` gives one per input."""
+    def differentiable(
+        self, setup: Callable[..., None], backward: Callable[..., Any], *, again: bool = False
+    ) -> Operator:
+        """Register the derivative: `setup(ctx, inputs, output)` saves, `backward(ctx, *grads)` gives one per input.
+
+        `again`: the backward pass is made of differentiable operators, so it can be differentiated itself.
+        """
         self.operator.register_autograd(backward, setup_context=setup)
         members = {
             "forward": staticmethod(self.launch),
             "setup_context": staticmethod(setup),
-            "backward": staticmethod(torch.autograd.function.once_differentiable(backward)),
+            "backward": staticmethod(backward if again else torch.autograd.function.once_differentiable(backward)),
         }
         self.function = type(f"fusedops_{self.name}", (torch.autograd.Function,), members)
         return self
