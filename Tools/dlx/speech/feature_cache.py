@@ -6,10 +6,12 @@ at all, and read without unpickling. A damaged entry is made again.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -81,15 +83,29 @@ class FeatureCache:
         threads: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[tuple[int, ...]]:
-        """Make what is missing; the shapes, in the order of `sound_files`."""
+        """Make what is missing; the shapes, in the order of `sound_files`. `threads`: by default one for each core."""
         listed = list(sound_files)
         shapes = []
-        with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
+        with _single_threaded() as initializer, ThreadPoolExecutor(threads or os.cpu_count(), "", initializer) as pool:
             for shape in pool.map(self.shape, listed):
                 shapes.append(shape)
                 if progress is not None:
                     progress(len(shapes), len(listed))
         return shapes
+
+
+@contextlib.contextmanager
+def _single_threaded() -> Iterator[Callable[[], None]]:
+    """Gives what a thread calls first so that PyTorch, where it is in use, starts no threads of its own in each."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield lambda: None
+        return
+    before = torch.get_num_threads()
+    try:
+        yield lambda: torch.set_num_threads(1)
+    finally:
+        torch.set_num_threads(before)
 
 
 def _load(entry: Path, dtype: np.dtype, mmap_mode: str | None = None) -> np.ndarray | None:

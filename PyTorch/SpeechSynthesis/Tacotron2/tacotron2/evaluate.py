@@ -1,9 +1,10 @@
 """Losses of a voice or a vocoder on utterances it was not trained on, exact for any number of processes.
 
     ./dlx run Tacotron2 evaluate -- --checkpoint runs/tacotron2_quickstart --utterances 300
+    ./dlx run Tacotron2 evaluate -- --checkpoint runs/flite --config flite --judge whisper
 
 For a voice also how sharp its attention is (the mean over frames of the largest weight) and how near to the diagonal:
-both are near 1 for a voice that speaks, and low for one that did not learn to read.
+both are near 1 for a voice that speaks, and low for one that did not learn to read. With a judge it is listened to.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from dlx import dist
 from dlx.precision import autocast
 from dlx.record import Record
 from dlx.runlog import RunLog
+from dlx.speech.judge import NEEDS, Whisper
 from dlx.speech.mel import MelSpectrogram
 
 from . import pretrained
-from .data import AudioBatch, TextMelBatch
+from .data import AudioBatch, Split, TextMelBatch
+from .intelligibility import judge_voice
 from .loss import Tacotron2Loss, attention_focus, guided_attention, likelihood_loss
 from .masking import length_mask
 from .model import Tacotron2
@@ -39,7 +42,12 @@ class EvaluateConfig(DataOptions):
 
     checkpoint: str = configs.field(help="a run's folder, a checkpoint, a file or a published name")
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = configs.field("fp32", help="arithmetic of the products")
-    output_dir: str = configs.field("runs/evaluate", help="where log and record go")
+    judge: Literal["none", "whisper"] = configs.field(
+        "none", help=f"who listens to a voice and writes down what is heard; whisper needs {NEEDS}"
+    )
+    judged: int = configs.field(25, help="validation texts that are listened to", ge=1)
+    vocoder: str = configs.field("hifigan_v1.universal", help="makes the sound that is judged, see infer")
+    output_dir: str = configs.field("runs/evaluate", help="where log, record and what was said go")
 
 
 def _sums(found: Any, batch: TextMelBatch) -> Tensor:
@@ -92,6 +100,15 @@ def evaluate(
     return dict(zip(VOICE if voice else ("loss",), (value / count for value in sums), strict=True))
 
 
+def _listen(config: EvaluateConfig, found: pretrained.Found, split: Any, device: torch.device) -> tuple[Any, Any]:
+    """Measures and rows of `judge_voice`. ValueError before anything is said where it cannot be judged."""
+    if not isinstance(found.model, Tacotron2) or not isinstance(split, Split):
+        raise ValueError("a judge listens to a voice on real utterances, not to a vocoder or synthetic data")
+    judge = Whisper.open()
+    vocoder = pretrained.load_vocoder(config.vocoder, mel=found.mel, device=device)
+    return judge_voice(found, vocoder, split, judge, config.judged, Path(config.output_dir) / "said", device)
+
+
 def main(args: list[str] | None = None) -> dict[str, Any]:
     config = configs.parse(EvaluateConfig, args, configs_dir=CONFIGS, prog="evaluate")
     with dist.init(config.device) as world:
@@ -114,10 +131,16 @@ def main(args: list[str] | None = None) -> dict[str, Any]:
             mel=MelSpectrogram(found.mel).to(world.device),
         )
         loader.close()
+        rows: list[dict[str, Any]] = []
+        if config.judge != "none" and world.is_main:
+            measures, rows = _listen(config, found, splits["val"], world.device)
+            result |= measures
         log.log((), {f"val.{name}": value for name, value in result.items()})
         if world.is_main:
             for name, value in result.items():
                 record.metric(f"val.{name}", value, "")
+            if rows:
+                record.attach("judged", rows)
             record.attach("model", found.describe() | {"source": found.source})
             record.finish().save(Path(config.output_dir))
         log.close()
