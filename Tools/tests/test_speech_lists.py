@@ -310,3 +310,24 @@ def test_work_is_done_ahead_in_order(threads):
         next(found)
     assert max(started) <= 30 + (0 if threads == 0 else 6)
     assert math.isfinite(len(started))
+
+
+def test_threads_that_fill_the_cache_do_not_start_others(tmp_path):
+    """Each computes on one thread; the caller's number is as before."""
+    torch = pytest.importorskip("torch")
+    paths = [tmp_path / f"{number}.bin" for number in range(6)]
+    for number, path in enumerate(paths):
+        path.write_bytes(bytes([number]))
+    seen = []
+
+    def make(path):
+        seen.append(torch.get_num_threads())
+        return np.zeros(3, np.float32)
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert FeatureCache({}, make, folder=tmp_path / "cache").fill(paths, threads=3) == [(3,)] * 6
+        assert seen == [1] * 6 and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
