@@ -5,7 +5,8 @@
     <!-- dlx:tasks --> ... <!-- /dlx -->
 
 `file` is relative to the README. `rows` is a dotted path to a list of objects (empty: the file itself is the list); a
-column is `Heading:dotted.key|format` with Python's format rules, and columns are separated by a comma and a space.
+column is `Heading:dotted.key|format` with Python's format rules, and columns are separated by a comma and a space. A key
+that not every row has ends in `?`.
 Markers inside code (fenced or in backticks) are left alone.
 """  # noqa: E501
 
@@ -104,7 +105,13 @@ def _table(path: Path, options: dict[str, str]) -> str:
         if not colon:
             raise ReadmeError(f"{path}: column {column!r} is not Heading:key or Heading:key|format")
         headings.append(heading)
-        values = [_look_up(row, key, file, f"{options['rows']}[{i}].") for i, row in enumerate(rows)]
+        optional, key = key.endswith("?"), key.removesuffix("?")
+        if optional and not any(key in row for row in rows):
+            raise ReadmeError(f"{file}: no row of {options['rows']!r} has the key {key!r}")
+        values = [
+            None if optional and key not in row else _look_up(row, key, file, f"{options['rows']}[{i}].")
+            for i, row in enumerate(rows)
+        ]
         numeric.append(all(value is None or isinstance(value, (int, float)) for value in values))
         for i, value in enumerate(values):
             cells[i].append(_format(value, pattern, file, key))

@@ -49,7 +49,8 @@ def wrap(model: nn.Module, world: World, compiled: bool = False) -> Callable[...
         return forward
     if world.device.type != "cuda":
         return nn.parallel.DistributedDataParallel(forward, gradient_as_bucket_view=True)
-    # Gradients are added on the stream that was current when DDP was made. The default stream could not be captured.
+    # Gradients are added on the stream that was current when DDP was made. The default stream could not be captured,
+    # and a capture on another stream than this one would wait for it at every parameter.
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -57,6 +58,7 @@ def wrap(model: nn.Module, world: World, compiled: bool = False) -> Callable[...
             forward, device_ids=[world.device.index], gradient_as_bucket_view=True
         )
     torch.cuda.current_stream().wait_stream(side)
+    forward.capture_stream = side
     return forward
 
 
@@ -107,7 +109,7 @@ class GraphedStep:
         self.inputs = pytree.tree_map(lambda leaf: leaf.clone(memory_format=torch.preserve_format), inputs)
         self.leaves, self.structure = pytree.tree_flatten(self.inputs)
         snapshot = self._snapshot()
-        stream = torch.cuda.Stream()
+        stream = getattr(state.forward, "capture_stream", None) or torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(self.WARMUP_DDP if hasattr(state.forward, "no_sync") else self.WARMUP):
@@ -116,7 +118,7 @@ class GraphedStep:
         self.graph = torch.cuda.CUDAGraph()
         state.optimizer.zero_grad(set_to_none=True)
         # NCCL's watchdog thread asks after its events meanwhile, which is no part of the capture.
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
             self.loss = step(self.inputs)
         self._restore(snapshot)
 

@@ -292,7 +292,7 @@ def load_state_dict(path: str | os.PathLike[str], key: str | None = None) -> dic
 
     Training checkpoints are looked into: `key` names the entry that holds the model, by default `state_dict`, `model`
     or `model_state_dict`. The prefix that data-parallel wrappers add (`module.`) is taken off. Pickles that would run
-    code are refused with a ValueError, and none of their code runs.
+    code are refused with a ValueError, and none of their code runs. Files of `dlx.packing` come unpacked.
     """
     path = Path(path)
     with open(path, "rb") as stream:
@@ -300,7 +300,9 @@ def load_state_dict(path: str | os.PathLike[str], key: str | None = None) -> dic
     if len(head) == 9 and head[8:9] == b"{" and head[:2] != b"PK":
         from safetensors.torch import load_file
 
-        content: Any = load_file(path, device="cpu")
+        from .packing import unpack
+
+        content: Any = unpack(load_file(path, device="cpu"))
     elif head[:4] == b"PK\x03\x04" or head[:1] == b"\x80":  # torch's format since 1.6, and the one before
         content = _safe_load(path)
     else:
@@ -384,21 +386,36 @@ def load_into(model: torch.nn.Module, state_dict: Mapping[str, torch.Tensor], st
     return report
 
 
-def convert(source: str | os.PathLike[str], target: str | os.PathLike[str], *, trust: bool = False) -> int:
-    """Write the model tensors of a torch file as .safetensors; returns how many. `trust` allows unpickling anything,
-    which runs whatever code the file holds."""
+def convert(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    key: str | None = None,
+    store: str | None = None,
+    trust: bool = False,
+) -> int:
+    """Write the model tensors of a file as .safetensors; returns how many.
+
+    `key`: see `load_state_dict`. `store`: one of `dlx.packing.STORES`, by default each tensor as it is. `trust` allows
+    unpickling anything, which runs whatever code the file holds.
+    """
     import torch
     from safetensors.torch import save_file
 
+    from .packing import pack
+
     source = Path(source)
     if trust:
-        tensors = _model_tensors(torch.load(source, map_location="cpu", weights_only=False), None, source)
+        tensors = _model_tensors(torch.load(source, map_location="cpu", weights_only=False), key, source)
     else:
-        tensors = load_state_dict(source)
+        tensors = load_state_dict(source, key)
+    count = len(tensors)
+    if store is not None:
+        tensors = pack(tensors, store)
     # safetensors refuses tensors that share memory; tied weights are written twice.
     with files.atomic_path(target) as temporary:
         save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, temporary)
-    return len(tensors)
+    return count
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -407,10 +424,13 @@ def main(arguments: list[str] | None = None) -> int:
     command = commands.add_parser("convert", help="python -m dlx.weights convert old.pth new.safetensors")
     command.add_argument("source")
     command.add_argument("target")
+    command.add_argument("--key", help="entry of the file that holds the model (default: the usual names)")
+    command.add_argument("--store", choices=("fp32", "fp16", "int8"), help="in how many bits (default: as they are)")
     command.add_argument("--trust", action="store_true", help="run the code that the file may hold; only for your own")
     options = parser.parse_args(arguments)
     try:
-        print(f"{convert(options.source, options.target, trust=options.trust)} tensors written to {options.target}")
+        kept = {name: getattr(options, name) for name in ("key", "store", "trust")}
+        print(f"{convert(options.source, options.target, **kept)} tensors written to {options.target}")
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

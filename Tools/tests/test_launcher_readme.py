@@ -43,6 +43,17 @@ def test_table(path):
     assert render(text, path, []) == text
 
 
+def test_a_key_that_not_every_row_has(path):
+    record = {"rows": [{"name": "ours", "ratio": 2.0}, {"name": "baseline"}]}
+    (path.parent / "results" / "gap.json").write_text(json.dumps(record))
+    marker = '<!-- dlx:table file="results/gap.json" rows="rows" columns="Program:name, x:{key}|.1f" --><!-- /dlx -->'
+    assert "| ours | 2.0 |\n| baseline | – |" in render(marker.format(key="ratio?"), path, [])
+    with pytest.raises(ReadmeError, match=r"no key 'rows\[1\]\.ratio'"):
+        render(marker.format(key="ratio"), path, [])
+    with pytest.raises(ReadmeError, match="no row of 'rows' has the key 'ration'"):
+        render(marker.format(key="ration?"), path, [])
+
+
 def test_values_in_a_line(path):
     value = '<!-- dlx:value file="results/x.json" key="metrics.val.top1.value" format=".2%" -->'
     index = '<!-- dlx:value file="results/x.json" key="comparison.1.name" -->'
