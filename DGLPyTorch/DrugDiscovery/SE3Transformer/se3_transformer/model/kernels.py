@@ -17,10 +17,11 @@ from torch import Tensor
 # Edges x outputs of a forward tile, edges and inputs per program of the backward pass to inputs, and edges, inputs,
 # outputs and programs per multiprocessor of the one to weights; (tile..., warps). Registers, not arithmetic, set these
 # sizes: none of them spills on sm_90. `benchmark --mode tiles` measures others.
-FORWARD = (128, 64, 8)
-BACKWARD_INPUT = (64, 32, 4)
-BACKWARD_WEIGHT = (64, 2, 64, 4, 4)
-ROTATE = (32, 32, 4)
+FORWARD = (64, 32, 4)
+BACKWARD_INPUT = (64, 16, 4)
+BACKWARD_WEIGHT = (128, 4, 64, 2, 8)
+BACKWARD_WEIGHT_FP32 = (64, 2, 64, 4, 4)  # the other needs more shared memory than there is
+ROTATE = (16, 32, 4)
 MIX_ROWS = 64
 UNIT = 9  # numbers that describe a program's share of a block
 
@@ -238,7 +239,8 @@ def conv_backward_input(dy: Tensor, x: Tensor, h: Tensor, w: Tensor, blocks: tup
 def conv_backward_weight(dy: Tensor, x: Tensor, h: Tensor, rows: int, blocks: tuple[int, ...]) -> Tensor:
     """The gradient of w, float32 (rows, HID); the edges are split in a fixed way and the parts summed."""
     edges, hidden = h.shape
-    tile_e, step_k, tile_n, per_processor, warps = BACKWARD_WEIGHT
+    wide = x.dtype == torch.float32
+    tile_e, step_k, tile_n, per_processor, warps = BACKWARD_WEIGHT_FP32 if wide else BACKWARD_WEIGHT
     shares = _units(blocks, step_k, tile_n, x.device)
     wanted = max(1, _processors(x.device) * per_processor // sum(count for _, count, _ in shares))
     per_program = triton.cdiv(triton.cdiv(max(edges, 1), wanted), tile_e) * tile_e
