@@ -122,11 +122,16 @@ class FusedOptimizer(Optimizer):
     graphs, which torch's schedulers then change in place), `torch.amp.GradScaler` (through ``grad_scale`` and
     ``found_inf``).
 
+    Two more attributes steer a step: ``finds_inf`` (a step with gradients that are not finite is skipped) and
+    ``given_squares`` (float32 [1], the sum of squares of all gradients, for an optimizer that sees only a part of
+    them).
+
     After a step ``grad_norm`` (float32 [1], where a norm was wanted) and ``skipped`` (float32 [1], 1 if the step was
     left out) are on the device.
     """
 
     _step_supports_amp_scaling = True
+    finds_inf_itself = True  # for fusedops.amp.GradScaler
     moment_names: tuple[str, ...] = ()
     scalar_names: tuple[str, ...] = ()
     clip_epsilon = 1e-6  # torch's
@@ -272,7 +277,8 @@ class FusedOptimizer(Optimizer):
             )
         if normed and work:
             control = controls[devices[0]]
-            control.partials, control.count = self._sum_squares(work, kernels)
+            given: Tensor | None = getattr(self, "given_squares", None)
+            control.partials, control.count = (given, 1) if given is not None else self._sum_squares(work, kernels)
         return controls
 
     def always_normed(self) -> bool:
