@@ -8,8 +8,10 @@ from typing import Any
 # The functions of each module, which is imported when one of them is asked for. No module has a function's name.
 _MODULES = {
     "feedforward": ("bias_activation", "dense", "dense_gelu_dense", "mlp"),
+    "focal": ("focal_loss",),
     "glu": ("gated", "geglu", "swiglu"),
     "groupnorm": ("group_norm",),
+    "indexing": ("index_mul_2d",),
     "linear_xentropy": ("linear_cross_entropy",),
     "masked_softmax": ("scaled_softmax",),
     "norm": ("add_layer_norm", "add_rms_norm", "layer_norm", "rms_norm"),
