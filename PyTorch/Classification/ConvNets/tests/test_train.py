@@ -302,6 +302,23 @@ def test_one_process_continues_what_two_began(two_processes, tmp_path):
     assert newest(tmp_path).metadata["world_size"] == 1
 
 
+@pytest.mark.multigpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_a_captured_step_of_two_gpus_is_the_eager_one(tmp_path):
+    curves, weights = [], []
+    for engine in ("eager", "graph"):
+        recipe = "--arch resnet8_small --data synthetic --batch_size 32 --max_steps 8 --precision fp32 --log_every 1"
+        arguments = [*recipe.split(), "--engine", engine, "--output_dir", str(tmp_path / engine)]
+        command = [sys.executable, "-m", *TORCHRUN, "--nproc-per-node", "2", "-m", "convnets.train", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr[-3000:]
+        curves.append(records.load(tmp_path / engine).fields["curve"]["train.loss"])
+        weights.append(newest(tmp_path / engine).model["model"])
+    np.testing.assert_allclose(curves[1], curves[0], rtol=1e-4)
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value, rtol=1e-3, atol=1e-5, msg=name)
+
+
 # ------------------------------------------------------------------------------------------------- mistakes
 
 
