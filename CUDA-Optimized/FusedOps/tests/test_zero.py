@@ -46,7 +46,8 @@ def run(folder, world, *jobs):
     ]
     outputs = [process.communicate(timeout=120)[0] for process in processes]
     assert all(process.returncode == 0 for process in processes), "\n".join(outputs)
-    return {j["name"]: [torch.load(f"{j['output']}.{rank}", weights_only=True) for rank in range(world)] for j in jobs}
+    paths = {each["name"]: [f"{each['output']}.{rank}" for rank in range(world)] for each in jobs}
+    return {name: [torch.load(path, weights_only=True) for path in of_job] for name, of_job in paths.items()}
 
 
 @pytest.fixture(scope="module")
