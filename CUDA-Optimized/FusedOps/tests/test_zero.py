@@ -22,8 +22,8 @@ _spec.loader.exec_module(worker)
 
 def job(name, steps=(0, 4), dtype="float32", weights="", overflow=-1, schedule=False, **options):
     return {
-        "name": name, "steps": steps, "dtype": dtype, "weights": str(weights), "overflow": overflow, "schedule": schedule,
-        "options": options,
+        "name": name, "steps": steps, "dtype": dtype, "weights": str(weights), "overflow": overflow,
+        "schedule": schedule, "options": options,
     }  # fmt: skip
 
 
