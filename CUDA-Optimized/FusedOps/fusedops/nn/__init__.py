@@ -10,6 +10,7 @@ _MODULES = {
     "feedforward": ("MLP", "DenseGeluDense"),
     "groupnorm": ("GroupNorm",),
     "norm": ("LayerNorm", "RMSNorm"),
+    "sync_batchnorm": ("SyncBatchNorm", "convert_sync_batchnorm"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = sorted(_HOME)

@@ -16,6 +16,8 @@ _MODULES = {
     "masked_softmax": ("scaled_softmax",),
     "norm": ("add_layer_norm", "add_rms_norm", "layer_norm", "rms_norm"),
     "rotary": ("rope", "rope_2d", "rotary_table"),
+    "transducer": ("transducer_joint", "transducer_loss"),
+    "weight_gradient": ("accumulate_weight_gradient", "linear_accumulating"),
     "xentropy": ("cross_entropy",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..dispatch import backend_for
 from . import xentropy
 from .registration import Operator, is_direct
+from .weight_gradient import add_product_
 
 __all__ = ["default_chunk", "linear_cross_entropy", "linear_cross_entropy_plain"]
 
@@ -77,16 +78,6 @@ def default_chunk(classes: int, element_size: int) -> int:
     """Rows in a chunk: a multiple of 256 whose logits take at most 256 MiB, if that allows any."""
     rows = CHUNK_BYTES // (classes * element_size)
     return max(CHUNK_STEP, rows // CHUNK_STEP * CHUNK_STEP)
-
-
-def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a @ b, also where total is float32 and the factors have 16 bits (then all arithmetic is float32)."""
-    if total.dtype == a.dtype:
-        total.addmm_(a, b)
-    elif total.device.type == "cuda":
-        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
-    else:
-        total += a.to(total.dtype) @ b.to(total.dtype)
 
 
 def _launch(
