@@ -1,0 +1,1 @@
+"""The parts of apex.contrib that fusedops has; each is imported by itself."""
