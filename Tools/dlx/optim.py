@@ -9,17 +9,29 @@ import torch
 from torch import Tensor, nn
 
 
-def parameter_groups(model: nn.Module, weight_decay: float, decays_norms: bool = False) -> list[dict]:
-    """Two groups: weights that decay; and norm gains and all biases, which do not (unless ``decays_norms``).
+def parameter_groups(
+    model: nn.Module,
+    weight_decay: float,
+    decays_norms: bool = False,
+    slow: nn.Module | None = None,
+    slow_factor: float = 1.0,
+) -> list[dict]:
+    """Groups by decay: weights that do; and norm gains and all biases, which do not (unless ``decays_norms``).
 
-    Decided by shape, not by name: what is one-dimensional is a gain or a bias.
+    Decided by shape, not by name: what is one-dimensional is a gain or a bias. The parameters of ``slow``, a part of
+    the model, make groups of their own, whose rate is ``slow_factor`` of the others'.
     """
-    decayed, free = [], []
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    apart = set() if slow is None or slow_factor == 1.0 else set(slow.parameters())
     for parameter in model.parameters():
         if parameter.requires_grad:
-            (decayed if decays_norms or parameter.dim() > 1 else free).append(parameter)
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": free, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
+            free = not decays_norms and parameter.dim() <= 1
+            groups.setdefault((parameter in apart, free), []).append(parameter)
+    return [
+        {"params": groups[key], "weight_decay": 0.0 if key[1] else weight_decay}
+        | ({"lr_factor": slow_factor} if key[0] else {})
+        for key in sorted(groups)
+    ]
 
 
 def build_optimizer(
@@ -31,28 +43,31 @@ def build_optimizer(
     weight_decay: float,
     nesterov: bool = False,
     decays_norms: bool = False,
+    slow: nn.Module | None = None,
+    slow_factor: float = 1.0,
     alpha: float = 0.9,
     eps: float = 0.01,
 ) -> torch.optim.Optimizer:
     """SGD, RMSprop, Adam or AdamW on fused or batched kernels; ``momentum`` is Adam's first beta.
 
-    ``eps`` is that of RMSprop; Adam's is 1e-8. On a GPU the rate is a tensor, which a CUDA graph can see change.
+    ``slow``, ``slow_factor``: see `parameter_groups`. ``eps`` is that of RMSprop; Adam's is 1e-8. On a GPU rates are
+    tensors, which a CUDA graph can see change.
     """
-    groups = parameter_groups(model, weight_decay, decays_norms)
+    groups = parameter_groups(model, weight_decay, decays_norms, slow, slow_factor)
     device = groups[0]["params"][0].device
-    rate = torch.tensor(lr, device=device) if device.type == "cuda" else lr
+    for group in groups:
+        rate = lr * group.get("lr_factor", 1.0)
+        group["lr"] = torch.tensor(rate, device=device) if device.type == "cuda" else rate
     if name == "sgd":
         fused = {"fused": True} if device.type == "cuda" else {"foreach": True}
-        return torch.optim.SGD(groups, lr=rate, momentum=momentum, nesterov=nesterov, **fused)
+        return torch.optim.SGD(groups, momentum=momentum, nesterov=nesterov, **fused)
     if name == "rmsprop":
         capturable = device.type == "cuda"
-        return torch.optim.RMSprop(
-            groups, lr=rate, alpha=alpha, eps=eps, momentum=momentum, foreach=True, capturable=capturable
-        )
+        return torch.optim.RMSprop(groups, alpha=alpha, eps=eps, momentum=momentum, foreach=True, capturable=capturable)
     if name in ("adam", "adamw"):
         kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
         fast = {"fused": True, "capturable": True} if device.type == "cuda" else {"foreach": True}
-        return kind(groups, lr=rate, betas=(momentum, 0.999), **fast)
+        return kind(groups, betas=(momentum, 0.999), **fast)
     raise ValueError(f"unknown optimizer {name!r}; known: sgd, rmsprop, adam, adamw")
 
 
@@ -86,11 +101,13 @@ def learning_rate(
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Give every group the rate, times the group's ``lr_factor`` where it has one."""
     for group in optimizer.param_groups:
+        own = rate * group.get("lr_factor", 1.0)
         if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
+            group["lr"].fill_(own)
         else:
-            group["lr"] = rate
+            group["lr"] = own
 
 
 class ModelEma:

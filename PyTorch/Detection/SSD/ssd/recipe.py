@@ -28,6 +28,12 @@ class TrainConfig(DataOptions, TrainOptions):
         help="start the backbone from a classifier's weights (file or card)",
         group="model",
     )
+    backbone_lr_factor: float = configs.field(
+        1.0,
+        help="the backbone's rate over that of the heads; less keeps more of what it begins with",
+        gt=0,
+        group="recipe",
+    )
     epochs: int = configs.field(65, help="passes over the training pictures", ge=1, group="recipe")
     lr: float = configs.field(2.6e-3, help="peak learning rate at lr_batch_size", gt=0, group="recipe")
     lr_batch_size: int | None = configs.field(

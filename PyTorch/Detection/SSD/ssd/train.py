@@ -89,6 +89,8 @@ class Trainer(trainer.Trainer):
             momentum=config.momentum,
             weight_decay=config.weight_decay,
             nesterov=config.nesterov,
+            slow=model.backbone,
+            slow_factor=config.backbone_lr_factor,
         )
         self.engine = self.resolve_engine(graphs=True)
         return TrainState(
