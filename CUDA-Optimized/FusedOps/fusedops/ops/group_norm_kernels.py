@@ -16,9 +16,9 @@ from torch import Tensor
 from ..dispatch import device_guard, processors
 from .activation_kernels import activate, activate_and_derive
 
-WHOLE_FORWARD = 32768  # elements of a group that fit into registers
-WHOLE_BACKWARD = 16384
-WHOLE_WARPS = ((2048, 4), (8192, 8), (16384, 16), (1 << 30, 32))  # (up to so many elements, warps)
+WHOLE_FORWARD = 16384  # elements of a group that fit into registers
+WHOLE_BACKWARD = 8192
+WHOLE_WARPS = ((2048, 4), (4096, 8), (8192, 16), (1 << 30, 32))  # (up to so many elements, warps)
 CHANNELS = 128  # the most channels in a tile
 PARTIAL = (4096, 8, 4)  # elements in a tile, warps, programs per multiprocessor
 APPLY = (4096, 8)

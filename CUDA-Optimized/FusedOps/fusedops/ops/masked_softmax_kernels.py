@@ -13,7 +13,7 @@ from torch import Tensor
 from ..dispatch import device_guard
 
 # (up to this width, elements in a tile of rows, warps)
-FORWARD = ((1024, 4096, 4), (2048, 4096, 4), (4096, 4096, 8), (8192, 8192, 8), (16384, 16384, 16), (32768, 32768, 32))
+FORWARD = ((1024, 2048, 4), (2048, 2048, 4), (4096, 4096, 8), (8192, 8192, 16), (16384, 16384, 32), (32768, 32768, 32))
 BACKWARD = ((1024, 2048, 4), (2048, 2048, 4), (4096, 4096, 8), (8192, 8192, 16), (16384, 16384, 32))
 WIDE = (8192, 16)  # elements in a chunk, warps
 

@@ -20,26 +20,24 @@ from torch import Tensor
 
 from ..dispatch import device_guard, processors
 
-# (up to this width, elements in a tile of rows, warps, programs per multiprocessor or 0 for one a tile)
+# (up to this width, elements in a tile of rows, warps, programs per multiprocessor or 0 for one a tile, stages): a
+# program of several tiles has so many stages, less one, of tiles on their way to shared memory.
 FORWARD = (
-    (256, 4096, 4, 0),
-    (512, 4096, 4, 0),
-    (1024, 4096, 4, 0),
-    (2048, 4096, 4, 0),
-    (4096, 4096, 4, 0),
-    (8192, 8192, 8, 0),
-    (16384, 16384, 16, 0),
-    (32768, 32768, 32, 0),
+    (1024, 2048, 4, 0, 1),
+    (2048, 2048, 4, 0, 1),
+    (4096, 4096, 8, 0, 1),
+    (8192, 8192, 16, 0, 1),
+    (16384, 16384, 32, 0, 1),
 )
-# (up to this width, elements in a tile of rows, warps, programs per multiprocessor)
+# (up to this width, elements in a tile of rows, warps, programs per multiprocessor, stages, whether to load the weight
+# again for each tile instead of keeping it in registers). 64 registers a thread up to 4096, no spills below 16384.
 BACKWARD = (
-    (256, 2048, 4, 8),
-    (512, 2048, 4, 8),
-    (1024, 2048, 4, 4),
-    (2048, 2048, 4, 4),
-    (4096, 4096, 8, 2),
-    (8192, 8192, 16, 1),
-    (16384, 16384, 32, 1),
+    (256, 1024, 4, 8, 2, False),
+    (1024, 1024, 4, 8, 2, False),
+    (2048, 2048, 8, 4, 2, False),
+    (4096, 4096, 16, 2, 2, False),
+    (8192, 8192, 16, 1, 2, False),
+    (16384, 16384, 32, 1, 2, True),
 )
 WIDE_FORWARD = (8192, 16)  # elements in a chunk, warps
 WIDE_BACKWARD = (2, 4096, 16, 1)  # rows together, elements in a chunk, warps, programs per multiprocessor
@@ -51,7 +49,7 @@ def _forward_kernel(
     x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, sum_ptr, mean_ptr, rstd_ptr,
     rows, width, x_stride, residual_stride, eps,
     RMS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
-    ZERO_CENTRED: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    ZERO_CENTRED: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     columns = tl.arange(0, BLOCK_N)
     inside = columns < width
@@ -61,7 +59,7 @@ def _forward_kernel(
             weight += 1.0
     if HAS_BIAS:
         bias = tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    for tile in range(tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.num_programs(0)):
+    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.num_programs(0), num_stages=STAGES):
         row = tile * BLOCK_M + tl.arange(0, BLOCK_M).to(tl.int64)
         valid = row < rows
         mask = valid[:, None]
@@ -162,28 +160,42 @@ def _normalised(value, bias, weight, mean, rstd, FROM_OUTPUT: tl.constexpr, RMS:
 
 
 @triton.jit
-def _backward_kernel(
-    dy_ptr, dsum_ptr, x_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, dx_ptr, dresidual_ptr, dweight_ptr, dbias_ptr,
-    rows, width, dy_stride, dsum_stride, x_stride,
-    RMS: tl.constexpr, FROM_OUTPUT: tl.constexpr, HAS_DSUM: tl.constexpr, HAS_WEIGHT: tl.constexpr,
-    HAS_BIAS: tl.constexpr, SECOND: tl.constexpr, DWEIGHT: tl.constexpr, DBIAS: tl.constexpr,
-    ZERO_CENTRED: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+def _affine(
+    weight_ptr, bias_ptr, columns, inside, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ZERO_CENTRED: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    columns = tl.arange(0, BLOCK_N)
-    inside = columns < width
+    """Weight and bias in float32; 1 and 0 where there is none, and beyond the width."""
     weight = tl.full((BLOCK_N,), 1.0, tl.float32)
     bias = tl.zeros((BLOCK_N,), tl.float32)
     if HAS_WEIGHT:
         weight = tl.load(weight_ptr + columns, mask=inside, other=0.0 if ZERO_CENTRED else 1.0).to(tl.float32)
         if ZERO_CENTRED:
             weight += 1.0
-    if HAS_BIAS and FROM_OUTPUT:
+    if HAS_BIAS:
         bias = tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    return weight, bias
+
+
+@triton.jit
+def _backward_kernel(
+    dy_ptr, dsum_ptr, x_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, dx_ptr, dresidual_ptr, dweight_ptr, dbias_ptr,
+    rows, width, dy_stride, dsum_stride, x_stride,
+    RMS: tl.constexpr, FROM_OUTPUT: tl.constexpr, HAS_DSUM: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr, SECOND: tl.constexpr, DWEIGHT: tl.constexpr, DBIAS: tl.constexpr,
+    ZERO_CENTRED: tl.constexpr, EVEN: tl.constexpr, RELOAD: tl.constexpr, STAGES: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    columns = tl.arange(0, BLOCK_N)
+    inside = columns < width
+    if not RELOAD:
+        weight, bias = _affine(
+            weight_ptr, bias_ptr, columns, inside, HAS_WEIGHT, HAS_BIAS and FROM_OUTPUT, ZERO_CENTRED, BLOCK_N
+        )
     if DWEIGHT:
         dweight = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     if DBIAS:
         dbias = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for tile in range(tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.num_programs(0)):
+    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.num_programs(0), num_stages=STAGES):
         row = tile * BLOCK_M + tl.arange(0, BLOCK_M).to(tl.int64)
         valid = row < rows
         mask = valid[:, None]
@@ -195,6 +207,10 @@ def _backward_kernel(
         mean = 0.0
         if not RMS and not FROM_OUTPUT:
             mean = tl.load(mean_ptr + row, mask=valid, other=0.0)[:, None]
+        if RELOAD:
+            weight, bias = _affine(
+                weight_ptr, bias_ptr, columns, inside, HAS_WEIGHT, HAS_BIAS and FROM_OUTPUT, ZERO_CENTRED, BLOCK_N
+            )
         normal = _normalised(x, bias[None, :], weight[None, :], mean, rstd, FROM_OUTPUT, RMS)
         if FROM_OUTPUT:
             normal = tl.where(mask, normal, 0.0)
@@ -248,15 +264,9 @@ def _backward_wide_kernel(
                 dy = tl.load(dy_ptr + row[:, None] * dy_stride + columns[None, :], mask=mask, other=0.0)
                 x = tl.load(x_ptr + row[:, None] * x_stride + columns[None, :], mask=mask, other=0.0)
                 dy = dy.to(tl.float32)
-                weight = tl.full((BLOCK_N,), 1.0, tl.float32)
-                bias = tl.zeros((BLOCK_N,), tl.float32)
-                if HAS_WEIGHT:
-                    other = 0.0 if ZERO_CENTRED else 1.0
-                    weight = tl.load(weight_ptr + columns, mask=inside, other=other).to(tl.float32)
-                    if ZERO_CENTRED:
-                        weight += 1.0
-                if HAS_BIAS and FROM_OUTPUT:
-                    bias = tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+                weight, bias = _affine(
+                    weight_ptr, bias_ptr, columns, inside, HAS_WEIGHT, HAS_BIAS and FROM_OUTPUT, ZERO_CENTRED, BLOCK_N
+                )
                 normal = _normalised(x.to(tl.float32), bias[None, :], weight[None, :], mean, rstd, FROM_OUTPUT, RMS)
                 normal = tl.where(mask, normal, 0.0)
                 scaled = dy * weight[None, :]
@@ -331,14 +341,14 @@ def forward(
             chunk, warps = WIDE_FORWARD
             _forward_wide_kernel[(rows,)](*arguments, **flags, BLOCK_N=chunk, num_warps=warps)
             return
-        _, tile, warps, per_processor = tuned
+        _, tile, warps, per_processor, stages = tuned
         block_n = triton.next_power_of_2(width)
         block_m = max(1, tile // block_n)
         programs = triton.cdiv(rows, block_m)
         if per_processor:
             programs = min(programs, per_processor * processors(x.device))
-        shape = {"EVEN": block_n == width, "BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": warps}
-        _forward_kernel[(programs,)](*arguments, **flags, **shape)
+        shape = {"EVEN": block_n == width, "STAGES": stages, "BLOCK_M": block_m, "BLOCK_N": block_n}
+        _forward_kernel[(programs,)](*arguments, **flags, **shape, num_warps=warps)
 
 
 def backward(
@@ -353,7 +363,7 @@ def backward(
     if tuned is None:
         block_m, block_n, warps, per_processor = WIDE_BACKWARD
     else:
-        _, tile, warps, per_processor = tuned
+        _, tile, warps, per_processor, stages, reload = tuned
         block_m = max(1, tile // block_n)
     programs = min(triton.cdiv(rows, block_m), per_processor * processors(dy.device))
     shares = torch.empty((2, programs, width), dtype=torch.float32, device=dy.device)
@@ -368,7 +378,9 @@ def backward(
         if tuned is None:
             _backward_wide_kernel[(programs,)](*arguments, **flags, num_warps=warps)
         else:
-            _backward_kernel[(programs,)](*arguments, **flags, EVEN=block_n == width, num_warps=warps)
+            _backward_kernel[(programs,)](
+                *arguments, **flags, EVEN=block_n == width, RELOAD=reload, STAGES=stages, num_warps=warps
+            )
         if dweight is not None or dbias is not None:
             _, block_m, block_n, warps = row_of(FINISH, width)
             _finish_kernel[(triton.cdiv(width, block_n),)](

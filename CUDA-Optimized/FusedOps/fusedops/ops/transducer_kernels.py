@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..dispatch import device_guard
 
-JOINT = (16, 256, 4)  # symbols (or frames) and features in a tile, warps
+JOINT = (8, 256, 4)  # symbols (or frames) and features in a tile, warps
 CLASSES = (4096, 4)  # classes at a time, warps
 NOTHING = tl.constexpr(-1e30)  # log of 0, but finite, so that differences of two are no NaN
 

@@ -154,10 +154,10 @@ def _scale_kernel(x_ptr, factor_ptr, rows, width, stride, factor_stride, ONE: tl
     needed = True
     if ONE:
         needed = factor != 1.0  # the usual case costs one load
+    wide_stride = tl.cast(stride, tl.int64)
     if needed:
-        stride = tl.cast(stride, tl.int64)
         for row in range(tl.program_id(0), rows, tl.num_programs(0)):
-            start_ptr = x_ptr + row * stride
+            start_ptr = x_ptr + row * wide_stride
             if not ONE:
                 factor = tl.load(factor_ptr + row * factor_stride).to(tl.float32)
             if factor != 1.0:
