@@ -22,6 +22,7 @@ BACKWARD_INPUT = (64, 16, 4)
 BACKWARD_WEIGHT = (128, 4, 64, 2, 8)
 BACKWARD_WEIGHT_FP32 = (64, 2, 64, 4, 4)  # the other needs more shared memory than there is
 ROTATE = (16, 32, 4)
+ROTATE_BACK = (16, 32, 4)
 MIX_ROWS = 64
 UNIT = 9  # numbers that describe a program's share of a block
 
@@ -313,24 +314,25 @@ def _to_frame_kernel(
 @triton.jit
 def _from_frame_kernel(
     y_ptr, rotation_ptr, columns_ptr, rows_ptr, out_ptr, E, P, out_stride, rotation_stride, channels,
-    DIM: tl.constexpr, BE: tl.constexpr, BC: tl.constexpr,
+    DIM: tl.constexpr, PADDED: tl.constexpr, BE: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
+    """All components of a tile at once: each is read once, and neighbours in memory are written together."""
     edges = tl.program_id(0) * BE + tl.arange(0, BE)
     channel = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside, valid = edges < E, channel < channels
+    component = tl.arange(0, PADDED)
+    inside, valid, real = edges < E, channel < channels, component < DIM
     mask = inside[:, None] & valid[None, :]
     column = tl.load(columns_ptr + channel, mask=valid, other=0)
-    matrix = rotation_ptr + edges.to(tl.int64) * rotation_stride
-    for component in tl.static_range(DIM):
-        total = tl.zeros((BE, BC), tl.float32)
-        for m in tl.static_range(DIM):
-            row = tl.load(rows_ptr + m).to(tl.int64)
-            if row >= 0:
-                turn = tl.load(matrix + m * DIM + component, mask=inside, other=0.0)
-                value = tl.load(y_ptr + (row + channel)[None, :] * P + edges[:, None], mask=mask, other=0.0)
-                total += turn[:, None] * value.to(tl.float32)
-        target = out_ptr + edges.to(tl.int64)[:, None] * out_stride + column[None, :] + component
-        tl.store(target, total.to(out_ptr.dtype.element_ty), mask=mask)
+    matrix = rotation_ptr + edges.to(tl.int64)[:, None] * rotation_stride + component[None, :]
+    total = tl.zeros((BE, BC, PADDED), tl.float32)
+    for m in tl.static_range(DIM):
+        row = tl.load(rows_ptr + m).to(tl.int64)
+        if row >= 0:
+            turn = tl.load(matrix + m * DIM, mask=inside[:, None] & real[None, :], other=0.0)
+            value = tl.load(y_ptr + (row + channel)[None, :] * P + edges[:, None], mask=mask, other=0.0)
+            total += turn[:, None, :] * value.to(tl.float32)[:, :, None]
+    place = edges.to(tl.int64)[:, None, None] * out_stride + column[None, :, None] + component[None, None, :]
+    tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=mask[:, :, None] & real[None, None, :])
 
 
 def to_frame(x: Tensor, index: Tensor | None, rotations: Tensor, columns: Tensor, row_maps: Tensor, spec: list[int],
@@ -358,7 +360,7 @@ def from_frame(y: Tensor, rotations: Tensor, columns: Tensor, row_maps: Tensor, 
     """Components (rows, P) turned back: (E, width)."""
     edges = rotations.shape[0]
     out = y.new_empty(edges, width)
-    tile_e, tile_c, warps = ROTATE
+    tile_e, tile_c, warps = ROTATE_BACK
     first_channel = first_row = 0
     for degree, channels in zip(spec[::2], spec[1::2], strict=True):
         dim = 2 * degree + 1
@@ -366,7 +368,8 @@ def from_frame(y: Tensor, rotations: Tensor, columns: Tensor, row_maps: Tensor, 
         if edges:
             _from_frame_kernel[(triton.cdiv(edges, tile_e), triton.cdiv(channels, tile_c))](
                 y, rotations[:, offset:], columns[first_channel:], row_maps[first_row:], out, edges,
-                y.shape[1], width, rotations.stride(0), channels, DIM=dim, BE=tile_e, BC=tile_c, num_warps=warps,
+                y.shape[1], width, rotations.stride(0), channels, DIM=dim, PADDED=triton.next_power_of_2(dim),
+                BE=tile_e, BC=tile_c, num_warps=warps,
             )  # fmt: skip
         first_channel += channels
         first_row += dim
