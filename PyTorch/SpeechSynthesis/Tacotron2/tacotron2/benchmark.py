@@ -258,7 +258,10 @@ def measure_vocoder(config: BenchmarkConfig, batch: int, device: torch.device) -
 
 
 def measure_pipeline(config: BenchmarkConfig, batch: int, device: torch.device) -> list[dict[str, Any]]:
-    """A text to sound on the host, ``batch`` times at once; the parts' seconds in medians."""
+    """A text to sound on the host, ``batch`` times at once; the parts' medians.
+
+    "plain" decodes step by step on merged weights and vocodes without kernels; neither has graphs.
+    """
     model = fresh_voice(config, config.arch, device)
     programs: Programs = {}
     parts: dict[str, list[tuple[float, float]]] = {}

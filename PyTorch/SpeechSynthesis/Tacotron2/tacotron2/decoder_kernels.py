@@ -230,7 +230,8 @@ def attend(
     _energies_kernel[(triton.cdiv(symbols, block), batch)](
         query, last, last.stride(0), total, total.stride(0), projected, kernel, score, outside, energies, symbols,
         A=attention, KERNEL=taps // 2, TAPS=max(16, triton.next_power_of_2(taps)), BLOCK_T=block,
-        BLOCK_A=max(16, triton.next_power_of_2(attention)), num_warps=4, PRECISION=_options(kernel.dtype)["PRECISION"],
+        BLOCK_A=max(16, triton.next_power_of_2(attention)), num_warps=8 if kernel.dtype == torch.float32 else 4,
+        PRECISION=_options(kernel.dtype)["PRECISION"],
     )  # fmt: skip
     _context_kernel[(triton.cdiv(width, 64), batch)](
         energies, memory, total, total.stride(0), weights, new_total, context, context.stride(0), symbols,

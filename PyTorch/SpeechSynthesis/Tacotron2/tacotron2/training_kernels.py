@@ -220,5 +220,6 @@ def energies_backward(
     _energies_backward_kernel[(batch,)](
         energies, query, last, total, projected, kernel, score, queries, windows, *sums, symbols,
         A=attention, KERNEL=len(kernel) // 2, TAPS=windows.shape[2], BLOCK_T=16 if single else 32,
-        BLOCK_A=max(16, triton.next_power_of_2(attention)), PRECISION="ieee" if single else "tf32", num_warps=4,
+        BLOCK_A=max(16, triton.next_power_of_2(attention)), PRECISION="ieee" if single else "tf32",
+        num_warps=8 if single else 4,
     )  # fmt: skip

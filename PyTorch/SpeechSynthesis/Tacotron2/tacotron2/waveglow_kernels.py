@@ -89,7 +89,8 @@ def _gate_backward_kernel(summed, condition, condition_stride, outer, found, SIZ
     gate += tl.load(given + SIZE, mask=inside, other=0.0).to(tl.float32)
     value, gate = 2 * tl.sigmoid(2 * value) - 1, tl.sigmoid(gate)
     change = tl.load(outer + item * SIZE + place, mask=inside, other=0.0).to(tl.float32)
-    spot, kind = found + item * 2 * SIZE + place, found.dtype.element_ty
+    spot = found + item * 2 * SIZE + place
+    kind = found.dtype.element_ty
     tl.store(spot, (change * gate * (1 - value * value)).to(kind), mask=inside)
     tl.store(spot + SIZE, (change * value * gate * (1 - gate)).to(kind), mask=inside)
 
