@@ -185,12 +185,11 @@ def test_recipes_are_valid(path):
     assert build_model(config.model_options()) is not None
 
 
-def test_the_published_recipe():
+def test_the_published_model_and_our_recipe():
     config = configs.parse(TrainConfig, ["--config", "qm9"], configs_dir=CONFIGS)
     assert (config.num_layers, config.num_degrees, config.num_channels, config.num_heads) == (7, 4, 32, 8)
-    assert (config.batch_size, config.epochs, config.lr, config.end_lr, config.weight_decay) == (
-        240, 100, 2e-3, 2e-4, 0.1,
-    )  # fmt: skip
+    recipe = (config.batch_size, config.epochs, config.lr, config.end_lr, config.weight_decay, config.ema_decay)
+    assert recipe == (240, 110, 2e-3, 0.0, 0.1, 0.9995)
     with torch.device("meta"):
         model = build_model(config.model_options())
     assert sum(parameter.numel() for parameter in model.parameters()) == 9_275_425
