@@ -180,6 +180,19 @@ def test_work_items_cover_each_element_once():
         assert all(n <= 64 and (not v or n % 16 == 0) for _, _, n, v in items.tolist() if head >= 0 or v)
 
 
+def test_tables_are_not_confused(triton_backend, device):
+    """Calls in turns on tensors of equal sizes, of which some are mixed with others or not contiguous."""
+    sizes = [40, 24]
+    first, second = tensors(sizes, torch.float32, device), tensors(sizes, torch.float32, device)
+    mixed = [*second, torch.randn(5, device=device).half()]
+    columns = [torch.randn(10, 4, device=device).t(), torch.randn(6, 4, device=device).t()]
+    for _ in range(3):
+        for chosen in (first, mixed, second, columns, first, mixed):
+            expected = math.sqrt(sum(t.double().square().sum().item() for t in chosen))
+            np.testing.assert_allclose(multi_tensor_l2norm(chosen)[0].item(), expected, rtol=1e-5)
+            np.testing.assert_allclose(multi_tensor.clip_by_norm_(chosen, 1e9).item(), expected, rtol=1e-5)
+
+
 def test_items_of_tensors_beyond_32_bits():
     numel = 2**31 + 5
     items, _ = work_items([numel], np.array([0]), 2**20)

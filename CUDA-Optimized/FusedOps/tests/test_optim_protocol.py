@@ -282,6 +282,36 @@ def test_parameters_without_gradients_wait(backend, device):
     assert [optimizer.state[p]["step"].item() for p in mine] == [4, 2]
 
 
+@pytest.mark.parametrize("change", ["gradient", "data", "backend", "layout", "dtype"])
+def test_what_changes_between_steps_is_seen(triton_backend, device, change):
+    mine, twins = parameters(device), parameters(device)
+    optimizer, oracle = AdamW(mine, lr=0.1, zero_grads=True), torch.optim.AdamW(twins, lr=0.1)
+    for step in range(4):
+        for some in (mine, twins):
+            for index, p in enumerate(some):
+                if p.grad is None:
+                    p.grad = torch.zeros_like(p)
+                p.grad.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(10 * step + index)))
+        if step == 2:
+            if change == "gradient":
+                mine[0].grad = mine[0].grad.clone()
+            elif change == "data":
+                mine[0].data = mine[0].data.clone()
+            elif change == "layout":
+                mine[1].grad = mine[1].grad.t().contiguous().t()
+            elif change == "dtype":
+                mine[0].grad_dtype = None
+                mine[0].grad = mine[0].grad.bfloat16()
+        for p, q in zip(mine, twins, strict=True):
+            q.grad.copy_(p.grad)
+        with fusedops.use("plain" if change == "backend" and step in (1, 2) else "triton"):
+            optimizer.step()
+        oracle.step()
+        assert all(not p.grad.any() for p in mine)
+        assert all(not bucket.gradients for _, found in optimizer._buckets.values() for bucket in found)
+    torch.testing.assert_close(values(mine), values(twins), rtol=1e-5, atol=1e-5)
+
+
 def test_groups_added_copies_and_pickles(backend, device):
     mine = parameters(device)
     optimizer = AdamW(mine[:1], lr=0.1, max_grad_norm=1.0)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from fusedops.dispatch import backend_for, device_guard
+from fusedops.dispatch import backend_for, device_guard, requested
 from fusedops.ops.multi_tensor_table import TensorTable, is_dense, same_layout
 
 __all__ = [
@@ -148,15 +148,20 @@ def multi_tensor_l2norm(
         return torch.ops.fusedops.multi_tensor_l2norm(
             list(tensors), per_tensor, *_as_number_or_tensor(factor, tensors, tensors)
         )
-    check_lists("multi_tensor_l2norm", tensors)
-    if not tensors or not _takes_kernels("multi_tensor_l2norm", [t for t in tensors if is_dense(t)] or tensors):
-        return multi_tensor_l2norm_plain(tensors, per_tensor, factor)
+    where, known = _known("l2norm", tensors)
+    if known is None:
+        check_lists("multi_tensor_l2norm", tensors)
+        if not tensors or not _takes_kernels("multi_tensor_l2norm", [t for t in tensors if is_dense(t)] or tensors):
+            return multi_tensor_l2norm_plain(tensors, per_tensor, factor)
     from fusedops.ops import multi_tensor_kernels as kernels
 
     tensors = [tensor if is_dense(tensor) else tensor.contiguous() for tensor in tensors]
     device = tensors[0].device
     with device_guard(tensors[0]):
-        places, tables = _grouped("l2norm", tensors)
+        if known is None:
+            known = _grouped("l2norm", tensors)
+            _remember("l2norm", where, known)
+        places, tables = known
         partials = torch.empty(sum(table.programs for _, table in tables), dtype=torch.float32, device=device)
         norms = torch.empty(len(tensors) if per_tensor else 0, dtype=torch.float32, device=device)
         norm = torch.empty(1, dtype=torch.float32, device=device)
@@ -225,14 +230,19 @@ def clip_by_norm_(tensors: Sequence[Tensor], max_norm: float) -> Tensor:
     """`clip_grad_norm_` (L2) on the tensors themselves."""
     if torch.compiler.is_compiling():
         return torch.ops.fusedops.multi_tensor_clip_(list(tensors), float(max_norm))
-    check_lists("clip_grad_norm_", tensors)
-    if not _takes_kernels("clip_grad_norm_", tensors):
-        return clip_by_norm_plain_(tensors, max_norm)
+    places, known = _known("clip", tensors)
+    if known is None:
+        check_lists("clip_grad_norm_", tensors)
+        if not _takes_kernels("clip_grad_norm_", tensors):
+            return clip_by_norm_plain_(tensors, max_norm)
     from fusedops.ops import multi_tensor_kernels as kernels
 
     device = tensors[0].device
     with device_guard(tensors[0]):
-        tables = _tables("clip", tensors)
+        if known is None:
+            known = _grouped("clip", tensors)
+            _remember("clip", places, known)
+        tables = known[1]
         partials = torch.empty(sum(table.programs for _, table in tables), dtype=torch.float32, device=device)
         norm = torch.empty((), dtype=torch.float32, device=device)
         done = 0
@@ -318,24 +328,56 @@ def by_dtypes(*lists: Sequence[Tensor]) -> dict[tuple[torch.dtype, ...], list[in
     return groups
 
 
+Places = list[tuple[int, int, torch.dtype]]
+Grouped = tuple[list[list[int]], list[tuple[tuple[torch.dtype, ...], TensorTable]]]
+
+
 class _Tables(threading.local):
+    """Tables of a thread by what they are for; and, by operation and number of tensors, where the last call's tensors
+    lay.
+    """
+
     def __init__(self) -> None:
         self.of: OrderedDict[object, TensorTable] = OrderedDict()
+        self.last: dict[tuple[str, int], tuple[Places, Grouped]] = {}
 
 
 _TABLES = _Tables()
 
 
-def _grouped(
-    name: str, *lists: Sequence[Tensor]
-) -> tuple[list[list[int]], list[tuple[tuple[torch.dtype, ...], TensorTable]]]:
+def _known(name: str, tensors: Sequence[Tensor]) -> tuple[Places, Grouped | None]:
+    """-> where contiguous tensors lie (else nothing), and their tables if the last call's lay there, too.
+
+    That spares the checks of the tensors, which would cost more time than a norm of some hundreds of them takes.
+    """
+    if requested() == "plain" or not all(tensor.is_contiguous() for tensor in tensors):
+        return [], None
+    places = [(tensor.data_ptr(), tensor.numel(), tensor.dtype) for tensor in tensors]
+    last = _TABLES.last.get((name, len(tensors)))
+    if last is not None and last[0] == places and last[1]:
+        if all(table.is_current(tensors[0].device) for _, table in last[1][1]):
+            return places, last[1]
+    return places, None
+
+
+def _remember(name: str, places: Places, grouped: Grouped) -> None:
+    """Tables for `_known`: those of the last call of an operation with so many tensors, if they are all contiguous."""
+    if len(_TABLES.last) >= TABLES:
+        _TABLES.last.clear()
+    count = sum(len(indexes) for indexes in grouped[0])
+    _TABLES.last.pop((name, count), None)  # its tables may have been bound to others by now
+    if places:
+        _TABLES.last[name, count] = places, grouped
+
+
+def _grouped(name: str, *lists: Sequence[Tensor]) -> Grouped:
     """-> indexes of the tensors and (dtypes, table bound to them) for each combination of dtypes."""
     places, tables = [], []
     device = lists[0][0].device
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     for dtypes, indexes in by_dtypes(*lists).items():
         chosen = [[tensors[i] for i in indexes] for tensors in lists]
-        key = (name, device, stream, dtypes, tuple(tensor.numel() for tensor in chosen[0]))
+        key = (name, len(lists[0]), device, stream, dtypes, tuple(tensor.numel() for tensor in chosen[0]))
         table = _TABLES.of.pop(key, None) or TensorTable()
         _TABLES.of[key] = table
         if len(_TABLES.of) > TABLES:

@@ -93,6 +93,14 @@ class TensorTable:
         self.uploads += 1
         return self
 
+    def is_current(self, device: torch.device) -> bool:
+        """Whether the table may be used again as it is, as far as streams and graphs go, if no address has changed."""
+        if device.type != "cuda" or not self.uploads:
+            return self.uploads > 0
+        if self._uploaded_by_graph or torch.cuda.is_current_stream_capturing():
+            return False
+        return torch.cuda.current_stream(device).cuda_stream == self._stream
+
     def _check(self, lists: Sequence[Sequence[Tensor]]) -> None:
         numels = [tensor.numel() for tensor in lists[0]]
         device = lists[0][0].device

@@ -134,7 +134,7 @@ def kernel_dtypes(bucket: Bucket, types: dict[Any, Any], *letters: str) -> dict[
     moments = [values[0].dtype for values in bucket.moments.values()]
     remainder = bucket.master == "remainder"
     return {
-        "G": types[bucket.gradients[0].dtype],
+        "G": types[bucket.gradient_dtype],
         "P": types[torch.int16 if remainder else bucket.parameters[0].dtype],
         **{letter: types[dtype] for letter, dtype in zip(letters, moments, strict=True)},
         "W": types[torch.int16 if remainder else torch.float32],

@@ -138,7 +138,7 @@ class FusedOptimizer(Optimizer):
 
     def __init__(self, params: Any, defaults: dict[str, Any], options: Options) -> None:
         self.options = options
-        self._buckets: dict[int, tuple[tuple[Any, ...], list[Bucket]]] = {}
+        self._buckets: dict[int, tuple[list[tuple[Any, ...]], list[Bucket]]] = {}
         self._workspaces: dict[torch.device, Tensor] = {}
         super().__init__(params, defaults)
 
@@ -179,8 +179,6 @@ class FusedOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         work = [(group, bucket) for group in self.param_groups for bucket in self._buckets_of(group)]
-        for _, bucket in work:
-            bucket.set_gradients(self.options.zero_grads)
         kernels = [bucket.takes_kernels(type(self).__name__) for _, bucket in work]
         controls = self._controls(work, kernels)
         for (group, bucket), by_kernels in zip(work, kernels, strict=True):
@@ -190,8 +188,7 @@ class FusedOptimizer(Optimizer):
                     self.update(group, bucket, control)
             else:
                 self._update_plainly(group, bucket, control)
-            for gradient in bucket.copied:
-                gradient.zero_()
+            bucket.end(self.options.zero_grads)
         return loss
 
     def _update_plainly(self, group: dict[str, Any], bucket: Bucket, control: Control) -> None:
@@ -205,13 +202,37 @@ class FusedOptimizer(Optimizer):
 
     def _buckets_of(self, group: dict[str, Any]) -> list[Bucket]:
         """The buckets of a group's parameters that have gradients now, from the last step if they are the same."""
-        parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-        key = tuple((id(parameter), parameter.grad.dtype) for parameter in parameters)
+        gradients = [parameter.grad for parameter in group["params"]]
+        # Where everything lies; looked at in each step, so it is as little as will do.
+        try:
+            now = [
+                (id(p), p.data_ptr(), g.data_ptr(), g.dtype, g.is_contiguous())
+                for p, g in zip(group["params"], gradients, strict=True)
+                if g is not None
+            ]
+        except RuntimeError:  # a sparse gradient has no address
+            for parameter in group["params"]:
+                self._check_gradient(parameter)
+            raise
         known = self._buckets.get(id(group))
-        if known is not None and known[0] == key:
+        if known is not None and known[0] == now:
+            for bucket in known[1]:
+                bucket.begin(True)
             return known[1]
-        if parameters and parameters[0].is_cuda and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("take a step with the same gradients before capturing a CUDA graph")
+        parameters = [p for p, g in zip(group["params"], gradients, strict=True) if g is not None]
+        if known is not None and [entry[::3] for entry in known[0]] == [entry[::3] for entry in now]:
+            buckets = known[1]  # the same parameters, and dtypes of gradients
+        else:
+            if parameters and parameters[0].is_cuda and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError("take a step with the same gradients before capturing a CUDA graph")
+            buckets = self._make_buckets(group, parameters)
+        for bucket in buckets:
+            bucket.begin(False)
+        self._buckets[id(group)] = (now, buckets)
+        return buckets
+
+    def _make_buckets(self, group: dict[str, Any], parameters: list[Tensor]) -> list[Bucket]:
+        """Sort parameters by device and dtypes, and give those that are new their state."""
         names = self.moments_of(group)
         sorted_out: dict[tuple[Any, ...], list[Tensor]] = {}
         for parameter in parameters:
@@ -232,15 +253,13 @@ class FusedOptimizer(Optimizer):
                 state[name] = laid_out_as(parameter, state[name])
             dtypes = (parameter.dtype, parameter.grad.dtype, *(state[name].dtype for name in names))
             sorted_out.setdefault((parameter.device, master, *dtypes), []).append(parameter)
-        buckets = [
+        return [
             make_bucket(chosen, [self.state[p] for p in chosen], names, self.scalar_names, traits[1])
             for traits, chosen in sorted_out.items()
         ]
-        self._buckets[id(group)] = (key, buckets)
-        return buckets
 
     def _check_gradient(self, parameter: Tensor) -> None:
-        if parameter.grad.layout != torch.strided:
+        if parameter.grad is not None and parameter.grad.layout != torch.strided:
             raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
         if not parameter.is_floating_point():
             raise ValueError(f"{type(self).__name__} needs real floating parameters, not {parameter.dtype}")
@@ -287,7 +306,8 @@ class FusedOptimizer(Optimizer):
 
     def _sum_squares(self, work: list[tuple[dict[str, Any], Bucket]], kernels: list[bool]) -> tuple[Tensor, int]:
         if not all(kernels):
-            norm, _ = multi_tensor_l2norm_plain([g for _, bucket in work for g in bucket.gradients], False, 1.0)
+            gradients = [parameter.grad for _, bucket in work for parameter in bucket.parameters]
+            norm, _ = multi_tensor_l2norm_plain(gradients, False, 1.0)
             if not any(kernels):
                 return norm.square(), 1
         tables = [bucket.bind() if by_kernels else None for (_, bucket), by_kernels in zip(work, kernels, strict=True)]
@@ -300,7 +320,7 @@ class FusedOptimizer(Optimizer):
             items = bucket.workspace("gradient_partials", table.num_items) if self.always_normed() else None
             with device_guard(bucket.parameters[0]):
                 largest = group.get("norm_type") == 0
-                run_squares(table, 0, bucket.gradients[0].dtype, partials[done:], items, largest)
+                run_squares(table, 0, bucket.gradient_dtype, partials[done:], items, largest)
             done += table.programs
         return (partials, total) if all(kernels) else (norm.square(), 1)
 

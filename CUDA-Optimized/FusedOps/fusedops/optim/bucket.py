@@ -36,7 +36,11 @@ class Bucket:
     table: TensorTable = field(default_factory=TensorTable)
     scratch: dict[str, Tensor] = field(default_factory=dict)
     gradients: list[Tensor] = field(default_factory=list)
+    gradient_dtype: torch.dtype = torch.float32
     copied: list[Tensor] = field(default_factory=list)
+    dense: bool = False
+    bound: bool = False  # the table is right for this step
+    ready: bool = False  # the last step took the kernels on the gradients where they lie
 
     def __post_init__(self) -> None:
         self.fixed: Sequence[Sequence[Tensor]] = [*self.moments.values(), *([self.weights] if self.weights else [])]
@@ -45,26 +49,45 @@ class Bucket:
     def device(self) -> torch.device:
         return self.parameters[0].device
 
-    def set_gradients(self, zero: bool) -> None:
-        """Take the parameters' gradients; one laid out otherwise than its parameter is copied (and zeroed if asked
-        for).
-        """
+    def begin(self, unchanged: bool) -> None:
+        """Begin a step. ``unchanged``: all parameters and gradients are where they were in the last one."""
+        self.bound = unchanged and self.ready and self.table.is_current(self.device)
+        if not self.bound:
+            self._take_gradients()
+
+    def end(self, zero: bool) -> None:
+        """End it: let go of the gradients, so that they can be freed; ``zero`` those of which a copy was used."""
+        for gradient in self.copied if zero else ():
+            gradient.zero_()
         self.gradients, self.copied = [], []
+
+    def _take_gradients(self) -> None:
+        """The parameters' gradients; one laid out otherwise than its parameter is copied."""
+        self.gradients, self.copied = [], []
+        self.dense = all(is_dense(parameter) for parameter in self.parameters)
         for parameter in self.parameters:
             gradient = parameter.grad
             if not same_layout(parameter, gradient):
-                if zero:
-                    self.copied.append(gradient)
+                self.copied.append(gradient)
                 gradient = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
             self.gradients.append(gradient)
+        self.gradient_dtype = self.gradients[0].dtype
 
     def takes_kernels(self, name: str) -> bool:
         """Whether this step runs the kernels. RuntimeError where they are asked for and cannot."""
-        tensors = [self.parameters[0], self.gradients[0], *(values[0] for values in self.moments.values())]
-        return backend_for(*tensors, op=name) == "triton" and all(is_dense(parameter) for parameter in self.parameters)
+        tensors = [self.parameters[0], *(values[0] for values in self.moments.values())]
+        chosen = self.dense and self.gradient_dtype in KERNEL_DTYPES and backend_for(*tensors, op=name) == "triton"
+        if not chosen and not self.gradients:  # another backend than in the last step
+            self._take_gradients()
+        self.ready = chosen and not self.copied
+        return chosen
 
     def bind(self) -> TensorTable:
-        return self.table.bind([self.gradients, self.parameters], self.fixed)
+        """The table of gradients, parameters, moments and weights."""
+        if not self.bound:
+            self.table.bind([self.gradients, self.parameters], self.fixed)
+            self.bound = True
+        return self.table
 
     def workspace(self, name: str, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """A tensor of zeros at first that keeps its place between steps."""
