@@ -95,7 +95,28 @@ def transducers() -> None:
         differentiate(transducer_loss(x, label, f_len, y_len, 0, **options), (x,))
 
 
-FAMILIES = {function.__name__: function for function in (norms, losses, attention, layers, transducers)}
+def optimizers() -> None:
+    from fusedops import optim
+    from fusedops.ops import multi_tensor
+
+    def parameters(dtype: torch.dtype) -> list[torch.nn.Parameter]:
+        made = [torch.nn.Parameter(leaf(size, 8, dtype=dtype).detach()) for size in (3, 40)]
+        for parameter in made:
+            parameter.grad = torch.ones_like(parameter)
+        return made
+
+    for masters in ("none", "fp32", "remainder", "stochastic"):
+        optim.AdamW(parameters(B16), master_weights=masters, max_grad_norm=1.0, zero_grads=True).step()
+    for name in ("AdamW", "SGD", "LAMB", "NovoGrad", "Adagrad"):
+        for dtype in (torch.float32, B16):
+            getattr(optim, name)(parameters(dtype), lr=0.1, skip_nonfinite=True).step()
+    gradients = [parameter.grad for parameter in parameters(B16)]
+    multi_tensor.clip_grad_norm_(parameters(B16), 1.0)
+    multi_tensor.multi_tensor_scale(gradients, parameters(torch.float32), 0.5)
+    multi_tensor.multi_tensor_axpby(gradients, gradients, parameters(torch.float32), 0.5, 2.0)
+
+
+FAMILIES = {function.__name__: function for function in (norms, losses, attention, layers, transducers, optimizers)}
 
 
 class Target:
