@@ -97,7 +97,6 @@ def torchaudio_decoder(model: Tacotron2, limit: int) -> Callable[[Tensor, Tensor
         attention_hidden_dim=config.attention,
         attention_location_n_filter=config.location_filters,
         attention_location_kernel_size=config.location_kernel,
-        prenet_n_layer=config.prenet_layers,
         prenet_dim=config.prenet,
         postnet_n_convolution=config.postnet_layers,
         postnet_kernel_size=config.kernel,
