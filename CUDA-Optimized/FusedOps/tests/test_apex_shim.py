@@ -44,7 +44,9 @@ NAMES = {
     "apex.optimizers": "FusedAdam FusedSGD FusedLAMB FusedMixedPrecisionLamb FusedNovoGrad FusedAdagrad",
     "apex.multi_tensor_apply": "MultiTensorApply multi_tensor_applier",
     "apex.amp": "initialize scale_loss state_dict load_state_dict master_params half_function disable_casts",
-    "apex.parallel": "DistributedDataParallel SyncBatchNorm convert_syncbn_model create_syncbn_process_group LARC Reducer",
+    "apex.parallel": (
+        "DistributedDataParallel SyncBatchNorm convert_syncbn_model create_syncbn_process_group LARC Reducer"
+    ),
     "apex.contrib.clip_grad": "clip_grad_norm_",
     "apex.contrib.xentropy": "SoftmaxCrossEntropyLoss",
     "apex.contrib.layer_norm": "FastLayerNorm",
@@ -67,13 +69,15 @@ def test_names_are_there(module):
 
 
 SIGNATURES = {
-    "FusedAdam": "params lr bias_correction betas eps adam_w_mode weight_decay amsgrad set_grad_none capturable master_weights",
+    "FusedAdam": (
+        "params lr bias_correction betas eps adam_w_mode weight_decay amsgrad set_grad_none capturable master_weights"
+    ),
     "FusedSGD": (
         "params lr momentum dampening weight_decay nesterov wd_after_momentum materialize_master_grads set_grad_none"
     ),
     "FusedLAMB": (
-        "params lr bias_correction betas eps weight_decay amsgrad adam_w_mode grad_averaging set_grad_none max_grad_norm "
-        "use_nvlamb"
+        "params lr bias_correction betas eps weight_decay amsgrad adam_w_mode grad_averaging set_grad_none "
+        "max_grad_norm use_nvlamb"
     ),
     "FusedNovoGrad": (
         "params lr bias_correction betas eps weight_decay amsgrad reg_inside_moment grad_averaging norm_type init_zero "

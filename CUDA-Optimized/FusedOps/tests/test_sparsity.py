@@ -115,7 +115,7 @@ def test_exhaustive_search_of_two_stripes_is_optimal(device):
 
 @pytest.mark.parametrize("options", [{}, {"window": 12}, {"strategy": "channel_swap"}, {"escapes": 5}])
 def test_search_finds_planted_order(device, options):
-    """Columns come in pairs of large and small; an order in which no four has more than two large ones loses nothing."""
+    """Half of the columns are large; an order in which no four has more than two of them loses nothing."""
     large = torch.rand(16, 12, device=device) + 5
     x = torch.cat([large, torch.rand(16, 12, device=device) * 0.01], 1)  # the first three stripes are all large
     order = search_for_good_permutation(x, **options)

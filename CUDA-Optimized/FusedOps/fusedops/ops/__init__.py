@@ -14,12 +14,15 @@ _MODULES = {
     "indexing": ("index_mul_2d",),
     "linear_xentropy": ("linear_cross_entropy",),
     "masked_softmax": ("scaled_softmax",),
+    "multi_tensor": (
+        "clip_grad_norm_", "multi_tensor_axpby", "multi_tensor_l2norm", "multi_tensor_scale", "multi_tensor_unscale_",
+    ),
     "norm": ("add_layer_norm", "add_rms_norm", "layer_norm", "rms_norm"),
     "rotary": ("rope", "rope_2d", "rotary_table"),
     "transducer": ("transducer_joint", "transducer_loss"),
     "weight_gradient": ("accumulate_weight_gradient", "linear_accumulating"),
     "xentropy": ("cross_entropy",),
-}
+}  # fmt: skip
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = sorted(_HOME)
 

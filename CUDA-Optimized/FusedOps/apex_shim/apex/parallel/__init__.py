@@ -13,7 +13,8 @@ from fusedops.nn import SyncBatchNorm as _SyncBatchNorm
 from fusedops.optim import LARC
 
 __all__ = [
-    "LARC", "DistributedDataParallel", "Reducer", "SyncBatchNorm", "convert_syncbn_model", "create_syncbn_process_group",
+    "LARC", "DistributedDataParallel", "Reducer", "SyncBatchNorm", "convert_syncbn_model",
+    "create_syncbn_process_group",
 ]  # fmt: skip
 
 
@@ -40,13 +41,11 @@ class DistributedDataParallel(nn.parallel.DistributedDataParallel):
         prof: bool = False,
     ) -> None:
         if shared_param is not None:
-            raise ValueError(
-                "shared_param is no longer supported as an option. It was misleadingly named from the start."
-            )
+            raise ValueError("shared_param is no longer supported as an option.")
         if not gradient_average or gradient_predivide_factor != 1.0 or retain_allreduce_buffers:
             raise RuntimeError(
                 "gradients are averaged by torch's DistributedDataParallel: gradient_average=False, other "
-                "gradient_predivide_factor and retain_allreduce_buffers=True are not supported; use a communication hook"
+                "gradient_predivide_factor and retain_allreduce_buffers=True need a communication hook"
             )
         super().__init__(module, gradient_as_bucket_view=True)
 
