@@ -19,8 +19,8 @@ POINTERS = {
 }  # fmt: skip
 INTEGERS = ("num_items", "num_tensors", "count", "seed")
 FLOATS = (
-    "a", "b", "factor", "max_norm", "clip_epsilon", "sign", "lr", "weight_decay", "beta1", "rest1", "log_beta1", "beta2",
-    "rest2", "log_beta2", "epsilon", "momentum", "dampening", "lr_decay", "trust",
+    "a", "b", "factor", "max_norm", "clip_epsilon", "sign", "lr", "weight_decay", "beta1", "rest1", "log_beta1",
+    "beta2", "rest2", "log_beta2", "epsilon", "momentum", "dampening", "lr_decay", "trust",
 )  # fmt: skip
 SWITCHES = (
     "SCALED", "FOUND", "NORMED", "CHECKED", "CLIPPED", "LR_LOADED", "FACTOR_LOADED", "DECOUPLED", "CORRECTED",
