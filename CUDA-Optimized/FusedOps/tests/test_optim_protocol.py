@@ -451,6 +451,18 @@ def test_no_synchronisation_in_a_step(device):
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.gpu
+def test_parameters_beyond_32_bits(device):
+    if torch.cuda.mem_get_info()[0] < 20 * 2**30:
+        pytest.skip("needs 20 GiB of GPU memory")
+    p = torch.nn.Parameter(torch.zeros(2**31 + 33, dtype=torch.bfloat16, device=device))
+    p.grad = torch.ones_like(p)
+    with fusedops.use("triton"):
+        SGD([p], lr=0.5, max_grad_norm=1e9, zero_grads=True).step()
+    assert bool((p[-40:] == -0.5).all()) and p.max().item() == -0.5 and p.min().item() == -0.5
+    assert not p.grad[-40:].any()
+
+
 @pytest.mark.multigpu
 def test_on_a_device_that_is_not_the_current_one():
     device = torch.device("cuda:1")

@@ -20,20 +20,21 @@ worker = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(worker)
 
 
-def job(name, steps=(0, 4), dtype="float32", weights="", overflow=-1, schedule=False, **options):
+def job(name, steps=(0, 4), dtype="float32", weights="", overflow=-1, schedule=False, scaler=None, **options):
     return {
         "name": name, "steps": steps, "dtype": dtype, "weights": str(weights), "overflow": overflow,
-        "schedule": schedule, "options": options,
+        "schedule": schedule, "scaler": scaler, "options": options,
     }  # fmt: skip
 
 
-def run(folder, world, *jobs):
+def run(folder, world, *jobs, cuda=False):
     """Train all jobs in one set of processes; -> by name the results of each process."""
+    folder.mkdir(exist_ok=True)
     for each in jobs:
         each["output"] = str(folder / f"{each['name']}_{world}")
-    meeting = {"world": world, "rendezvous": str(folder / f"meet_{world}"), "jobs": jobs}
+    meeting = {"world": world, "rendezvous": str(folder / f"meet_{world}"), "jobs": jobs, "cuda": cuda}
     (folder / f"jobs_{world}.json").write_text(json.dumps(meeting))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "FUSEDOPS_BACKEND": "plain"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "FUSEDOPS_BACKEND": "triton" if cuda else "plain"}
     processes = [
         subprocess.Popen(
             [sys.executable, str(WORKER), str(folder / f"jobs_{world}.json"), str(rank)],
@@ -62,6 +63,7 @@ def results(tmp_path_factory):
         2,
         job("clipped", schedule=True, max_grad_norm=0.7),
         job("overflow", overflow=1, skip_nonfinite=True),
+        job("scaled", overflow=1, scaler=8.0),
         *(job(m, (0, 2), **options) for m, options in masters.items()),
     )
     for m in masters:
@@ -130,9 +132,20 @@ def test_state_goes_from_two_processes_to_three_and_to_one(results, master):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
-def test_an_overflow_anywhere_is_skipped_everywhere(results):
+@pytest.mark.parametrize("name", ["overflow", "scaled"])
+def test_an_overflow_anywhere_is_skipped_everywhere(results, name):
     parameters, _ = alone(skip=(1,))
-    for result in results[2]["overflow"]:
+    for result in results[2][name]:
         assert result["skipped"] == [0.0, 1.0, 0.0, 0.0]
         for mine, expected in zip(result["parameters"], parameters, strict=True):
             torch.testing.assert_close(mine, expected.detach(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.multigpu
+def test_on_two_gpus(tmp_path):
+    options = {"dtype": "bfloat16", "master_weights": "remainder", "gradient_dtype": "float32", "max_grad_norm": 0.7}
+    found = run(tmp_path, 2, job("gpus", schedule=True, **options), cuda=True)["gpus"]
+    expected = run(tmp_path / "cpu", 2, job("gpus", schedule=True, **options))["gpus"]
+    for a, b in zip(found[0]["parameters"], expected[0]["parameters"], strict=True):
+        torch.testing.assert_close(a.float(), b.float(), rtol=2e-2, atol=1e-3)
+    assert all(torch.equal(a, b) for a, b in zip(found[0]["parameters"], found[1]["parameters"], strict=True))

@@ -18,10 +18,11 @@ def gradient(shape: tuple[int, ...], step: int, rank: int, index: int) -> torch.
     return torch.randn(shape, generator=torch.Generator().manual_seed(1000 * step + 10 * index + rank))
 
 
-def train(job: dict, rank: int, world: int) -> None:
+def train(job: dict, rank: int, world: int, device: torch.device) -> None:
     dtype = getattr(torch, job["dtype"])
     generator = torch.Generator().manual_seed(rank)  # each process begins elsewhere: those of rank 0 count
-    parameters = [torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in SHAPES]
+    drawn = [torch.randn(shape, generator=generator) for shape in SHAPES]
+    parameters = [torch.nn.Parameter(tensor.to(device, dtype)) for tensor in drawn]
     groups = [{"params": parameters[:2]}, {"params": parameters[2:], "weight_decay": 0.0}]
     options = dict(job["options"])
     if "gradient_dtype" in options:
@@ -41,24 +42,34 @@ def train(job: dict, rank: int, world: int) -> None:
             # six gradients are dealt out to the processes, so that their mean is the same in a world of 1, 2 or 3
             parts = [gradient(p.shape, step, r, index) for r in range(6)][rank::world]
             p.grad.copy_(torch.stack(parts).mean(0))
-        if step == job["overflow"] and rank == world - 1:
+        bad = step == job["overflow"] and rank == world - 1
+        if job["scaler"] is None and bad:
             parameters[0].grad[0, 0] = float("inf")
+        if job["scaler"] is not None:  # as a GradScaler does it, and only one process sees the overflow
+            for p in parameters:
+                p.grad.mul_(job["scaler"])
+            optimizer.grad_scale = torch.tensor(job["scaler"], device=device)
+            optimizer.found_inf = torch.tensor(float(bad), device=device)
         optimizer.step()
         skipped.append(optimizer.skipped.item())
         if scheduler:
             scheduler.step()
     state = optimizer.state_dict()
     own = sum(v.numel() for s in optimizer.inner.state.values() for k, v in s.items() if k == "exp_avg")
-    weights = [p.detach().clone() for p in parameters]
+    weights = [p.detach().cpu() for p in parameters]
     torch.save({"parameters": weights, "state": state, "own": own, "skipped": skipped}, f"{job['output']}.{rank}")
 
 
 def main() -> None:
     given = json.loads(Path(sys.argv[1]).read_text())
     rank, world = int(sys.argv[2]), given["world"]
-    dist.init_process_group("gloo", init_method=f"file://{given['rendezvous']}", rank=rank, world_size=world)
+    device = torch.device("cuda", rank) if given["cuda"] else torch.device("cpu")
+    if given["cuda"]:
+        torch.cuda.set_device(device)
+    backend = "nccl" if given["cuda"] else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{given['rendezvous']}", rank=rank, world_size=world)
     for job in given["jobs"]:
-        train(job, rank, world)
+        train(job, rank, world, device)
     dist.destroy_process_group()
 
 
