@@ -72,6 +72,8 @@ def backend_for(*tensors: Tensor | None, op: str = "this operator") -> str:
     reason = obstacle(device.type, -1 if device.index is None else device.index)
     if not reason and device.type == "cpu" and asked == "auto":
         return "plain"  # the interpreter is for those who ask for it
+    if not reason and _transformed():
+        reason = "torch.func's transforms (grad, vmap, ...) need the plain form"
     if not reason:
         strange = [tensor.dtype for tensor in given if tensor.is_floating_point() and tensor.dtype not in DTYPES]
         reason = f"its kernels know float32, float16 and bfloat16, not {strange[0]}" if strange else ""
@@ -102,6 +104,12 @@ def _obstacle(device_type: str, index: int) -> str:
     if capability < CAPABILITY:
         return f"compute capability {capability[0]}.{capability[1]} is below {CAPABILITY[0]}.{CAPABILITY[1]}"
     return ""
+
+
+@torch.compiler.assume_constant_result
+def _transformed() -> bool:
+    """Whether a torch.func transform is active; custom operators and their derivatives do not know these."""
+    return torch._C._are_functorch_transforms_active()
 
 
 @functools.cache

@@ -61,6 +61,23 @@ def test_triton_where_it_cannot_run_says_why(monkeypatch):
             fusedops.backend_for(torch.zeros(1, dtype=torch.float64))
 
 
+def test_function_transforms_take_the_plain_form(device, triton_backend):
+    from fusedops.ops import layer_norm
+
+    x = torch.randn(4, 8, device=device)
+
+    def total(x):
+        return layer_norm(x, 8).pow(3).sum()
+
+    with pytest.raises(RuntimeError, match="need the plain form"):
+        torch.func.grad(total)(x)
+    leaf = x.clone().requires_grad_()
+    expected = torch.autograd.grad(total(leaf), leaf)[0]
+    with fusedops.use("auto"):
+        torch.testing.assert_close(torch.func.grad(total)(x), expected)
+        torch.testing.assert_close(torch.func.vmap(lambda x: layer_norm(x, 8))(x), layer_norm(x, 8))
+
+
 def test_tensors_on_two_devices_are_refused():
     with pytest.raises(RuntimeError, match="several devices: cpu, meta"):
         fusedops.backend_for(torch.zeros(1), torch.zeros(1, device="meta"))
