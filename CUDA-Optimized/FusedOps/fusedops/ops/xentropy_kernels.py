@@ -1,7 +1,7 @@
 """Triton kernels of `xentropy`, one program per row of (rows, classes) logits.
 
 The log-sum-exp is made in one pass (the online softmax of Milakov & Gimelshein 2018, https://arxiv.org/abs/1805.02867).
-Rows of up to ONE_READ classes stay in registers, so that loss and gradient cost one read and one write; longer ones
+Rows of up to 32,768 classes stay in registers, so that loss and gradient cost one read and one write; longer ones
 are read again for the gradient, mostly from the L2 cache. Offsets of rows are 64 bits wide.
 """
 
@@ -13,9 +13,16 @@ from torch import Tensor
 
 from ..dispatch import device_guard, processors
 
-ONE_READ = 32768  # rows of up to so many classes are kept in registers
-# (up to so many classes, warps) for rows in registers
-WARPS = ((1024, 2), (2048, 4), (4096, 8), (8192, 8), (16384, 16), (32768, 32))
+# (up to so many classes, warps, programs per multiprocessor, stages) for rows that stay in registers; longer rows take
+# the form in chunks. With 2 stages or more the next rows are on their way to shared memory.
+ROWS = (
+    (1024, 2, 16, 2),
+    (2048, 4, 8, 2),
+    (4096, 8, 4, 2),
+    (8192, 16, 2, 2),
+    (16384, 32, 1, 2),
+    (32768, 32, 1, 2),
+)
 CHUNK = (8192, 16)  # classes in a chunk, warps, for longer rows
 GRADIENT = (4096, 8)  # classes in a program, warps, for the gradient alone
 SCALE = (4096, 8, 4)  # elements at a time, warps, programs per multiprocessor
@@ -47,11 +54,48 @@ def _derivative(
 
 
 @triton.jit
+def _row_kernel(
+    logits_ptr, target_ptr, loss_ptr, lse_ptr, gradient_ptr, count_ptr,
+    rows, classes, stride, gradient_stride, ignore_index, smoothing, z_loss, softcap,
+    GRADIENT: tl.constexpr, MEAN: tl.constexpr, SMOOTH: tl.constexpr, SOFTCAP: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Rows in registers. Nothing in the loop branches, so that the next row can be fetched meanwhile."""
+    columns = tl.arange(0, BLOCK)
+    inside = columns < classes
+    wide_stride = tl.cast(stride, tl.int64)
+    wide_gradient_stride = tl.cast(gradient_stride, tl.int64)
+    scale = 1.0
+    if MEAN:
+        scale = 1.0 / tl.load(count_ptr).to(tl.float32)
+    for row in tl.range(tl.program_id(0), rows, tl.num_programs(0), num_stages=STAGES):
+        x = tl.load(logits_ptr + row * wide_stride + columns, mask=inside, other=-float("inf")).to(tl.float32)
+        target = tl.load(target_ptr + row)
+        if SOFTCAP:
+            x = tl.where(inside, _capped(x, softcap, SOFTCAP), -float("inf"))
+        largest = tl.max(x, 0)
+        base = tl.where(largest == -float("inf"), 0.0, largest)
+        lse = largest + tl.log(tl.sum(tl.exp2((x - base) * LOG2_E), 0))
+        at_target = tl.sum(tl.where(columns == target, x, 0.0), 0)
+        # A target outside the classes gives NaN.
+        at_target = tl.where(target < 0, float("nan"), tl.where(target < classes, at_target, float("nan")))
+        loss = lse - (1.0 - smoothing) * at_target + z_loss * lse * lse
+        if SMOOTH:
+            loss -= smoothing * (tl.sum(tl.where(inside, x, 0.0), 0) / classes)
+        counts = target != ignore_index
+        tl.store(loss_ptr + row, tl.where(counts, loss * scale, 0.0))
+        tl.store(lse_ptr + row, lse)
+        if GRADIENT:
+            gradient = _derivative(x, lse, columns, target, scale, classes, smoothing, z_loss, softcap, SMOOTH, SOFTCAP)
+            gradient = tl.where(counts, gradient, 0.0).to(gradient_ptr.dtype.element_ty)
+            tl.store(gradient_ptr + row * wide_gradient_stride + columns, gradient, mask=inside)
+
+
+@triton.jit
 def _loss_kernel(
     logits_ptr, target_ptr, loss_ptr, lse_ptr, gradient_ptr, count_ptr,
     classes, stride, gradient_stride, ignore_index, smoothing, z_loss, softcap,
-    GRADIENT: tl.constexpr, MEAN: tl.constexpr, SMOOTH: tl.constexpr, SOFTCAP: tl.constexpr,
-    ONE: tl.constexpr, BLOCK: tl.constexpr,
+    GRADIENT: tl.constexpr, MEAN: tl.constexpr, SMOOTH: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * stride
@@ -72,36 +116,22 @@ def _loss_kernel(
         # A target outside the classes gives NaN instead of reading somewhere else.
         at_target = tl.load(logits_ptr + target, mask=known, other=float("nan")).to(tl.float32)
         at_target = _capped(at_target, softcap, SOFTCAP)
-        if ONE:
-            columns = tl.arange(0, BLOCK)
+        base = -float("inf")
+        total = 0.0
+        level = 0.0
+        for start in range(0, classes, BLOCK):
+            columns = start + tl.arange(0, BLOCK)
             inside = columns < classes
             x = tl.load(logits_ptr + columns, mask=inside, other=-float("inf")).to(tl.float32)
             x = _capped(x, softcap, SOFTCAP)
             if SOFTCAP:
                 x = tl.where(inside, x, -float("inf"))
-            largest = tl.max(x, 0)
-            base = tl.where(largest == -float("inf"), 0.0, largest)
-            total = tl.sum(tl.exp2((x - base) * LOG2_E), 0)
-            level = 0.0
             if SMOOTH:
-                level = tl.sum(tl.where(inside, x, 0.0), 0)
-        else:
-            base = -float("inf")
-            total = 0.0
-            level = 0.0
-            for start in range(0, classes, BLOCK):
-                columns = start + tl.arange(0, BLOCK)
-                inside = columns < classes
-                x = tl.load(logits_ptr + columns, mask=inside, other=-float("inf")).to(tl.float32)
-                x = _capped(x, softcap, SOFTCAP)
-                if SOFTCAP:
-                    x = tl.where(inside, x, -float("inf"))
-                if SMOOTH:
-                    level += tl.sum(tl.where(inside, x, 0.0), 0)
-                largest = tl.maximum(base, tl.max(x, 0))
-                origin = tl.where(largest == -float("inf"), 0.0, largest)
-                total = total * tl.exp2((base - origin) * LOG2_E) + tl.sum(tl.exp2((x - origin) * LOG2_E), 0)
-                base = largest
+                level += tl.sum(tl.where(inside, x, 0.0), 0)
+            largest = tl.maximum(base, tl.max(x, 0))
+            origin = tl.where(largest == -float("inf"), 0.0, largest)
+            total = total * tl.exp2((base - origin) * LOG2_E) + tl.sum(tl.exp2((x - origin) * LOG2_E), 0)
+            base = largest
         lse = base + tl.log(total)
         loss = lse - (1.0 - smoothing) * at_target + z_loss * lse * lse
         if SMOOTH:
@@ -110,21 +140,15 @@ def _loss_kernel(
         tl.store(lse_ptr + row, lse)
         if GRADIENT:
             gradient_ptr += row * gradient_stride
-            if ONE:
+            for start in range(0, classes, BLOCK):
+                columns = start + tl.arange(0, BLOCK)
+                inside = columns < classes
+                x = tl.load(logits_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+                x = _capped(x, softcap, SOFTCAP)
                 gradient = _derivative(
                     x, lse, columns, target, scale, classes, smoothing, z_loss, softcap, SMOOTH, SOFTCAP
                 )
                 tl.store(gradient_ptr + columns, gradient.to(gradient_ptr.dtype.element_ty), mask=inside)
-            else:
-                for start in range(0, classes, BLOCK):
-                    columns = start + tl.arange(0, BLOCK)
-                    inside = columns < classes
-                    x = tl.load(logits_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-                    x = _capped(x, softcap, SOFTCAP)
-                    gradient = _derivative(
-                        x, lse, columns, target, scale, classes, smoothing, z_loss, softcap, SMOOTH, SOFTCAP
-                    )
-                    tl.store(gradient_ptr + columns, gradient.to(gradient_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -174,18 +198,23 @@ def loss(
 ) -> None:  # fmt: skip
     """Fill losses and lse (rows,), and `gradient`, which may be the logits themselves; both over `count` if given."""
     rows, classes = logits.shape
-    one = classes <= ONE_READ
-    block, warps = CHUNK
-    if one:
-        block = triton.next_power_of_2(classes)
-        warps = next(warps for limit, warps in WARPS if classes <= limit)
+    tensors = (logits, target, losses, lse, gradient, count)
+    scalars = (0 if gradient is None else gradient.stride(0), ignore_index, smoothing, z_loss, softcap)
+    flags = {
+        "GRADIENT": gradient is not None, "MEAN": count is not None, "SMOOTH": smoothing > 0, "SOFTCAP": softcap > 0,
+    }  # fmt: skip
+    tuned = next((row for row in ROWS if classes <= row[0]), None)
     with device_guard(logits):
-        _loss_kernel[(rows,)](
-            logits, target, losses, lse, gradient, count, classes, logits.stride(0),
-            0 if gradient is None else gradient.stride(0), ignore_index, smoothing, z_loss, softcap,
-            GRADIENT=gradient is not None, MEAN=count is not None, SMOOTH=smoothing > 0, SOFTCAP=softcap > 0, ONE=one,
-            BLOCK=block, num_warps=warps,
-        )  # fmt: skip
+        if tuned is None:
+            block, warps = CHUNK
+            arguments = (*tensors, classes, logits.stride(0), *scalars)
+            _loss_kernel[(rows,)](*arguments, **flags, BLOCK=block, num_warps=warps)
+        else:
+            _, warps, per_processor, stages = tuned
+            programs = min(rows, per_processor * processors(logits.device))
+            arguments = (*tensors, rows, classes, logits.stride(0), *scalars)
+            block = triton.next_power_of_2(classes)
+            _row_kernel[(programs,)](*arguments, **flags, STAGES=stages, BLOCK=block, num_warps=warps)
 
 
 def gradient(
