@@ -19,6 +19,7 @@ import contextlib
 import functools
 import importlib.util
 import os
+from collections.abc import Callable
 from contextvars import ContextVar
 
 import torch
@@ -30,6 +31,13 @@ BACKENDS = ("auto", "triton", "plain")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CAPABILITY = (8, 0)
 INTERPRETED_PROCESSORS = 2  # the interpreter has none; two make kernels with a loop over rows use it
+
+
+def _constant_for_compiler(function: Callable) -> Callable:
+    """torch.compiler.assume_constant_result, which would import the whole compiler to set this one mark."""
+    function._dynamo_marked_constant = True
+    return function
+
 
 _asked: ContextVar[str | None] = ContextVar("fusedops_backend", default=None)
 
@@ -50,7 +58,7 @@ class use:  # noqa: N801 - reads as a verb: fusedops.use("plain"), with fusedops
         _asked.reset(self._token)
 
 
-@torch.compiler.assume_constant_result
+@_constant_for_compiler
 def requested() -> str:
     """What was asked for: "auto", "triton" or "plain". ValueError if FUSEDOPS_BACKEND holds another word."""
     return _asked.get() or _checked(os.environ.get("FUSEDOPS_BACKEND", "auto"), "FUSEDOPS_BACKEND")
@@ -84,7 +92,7 @@ def backend_for(*tensors: Tensor | None, op: str = "this operator") -> str:
     return "plain"
 
 
-@torch.compiler.assume_constant_result
+@_constant_for_compiler
 def obstacle(device_type: str, index: int) -> str:
     """Why kernels cannot run on a device; "" if they can. `index` -1 is the current device."""
     return _obstacle(device_type, index)
@@ -106,7 +114,7 @@ def _obstacle(device_type: str, index: int) -> str:
     return ""
 
 
-@torch.compiler.assume_constant_result
+@_constant_for_compiler
 def _transformed() -> bool:
     """Whether a torch.func transform is active; custom operators and their derivatives do not know these."""
     return torch._C._are_functorch_transforms_active()

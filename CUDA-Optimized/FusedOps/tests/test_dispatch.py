@@ -19,6 +19,15 @@ def test_importing_is_light():
     assert done.stdout.strip() == "[]"
 
 
+def test_using_it_imports_neither_triton_nor_the_compiler():
+    code = """if True:
+        import sys, torch, fusedops
+        fusedops.ops.rms_norm(torch.ones(2, 8), 8)
+        print([name for name in ("triton", "torch._dynamo") if name in sys.modules])"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_unknown_names_are_refused(monkeypatch):
     with pytest.raises(ValueError, match="'cuda' is not one of auto, triton, plain"):
         fusedops.use("cuda")
