@@ -133,19 +133,19 @@ def measure_kernels(config: BenchmarkConfig, device: torch.device) -> list[dict[
 
 @contextlib.contextmanager
 def _tiles(name: str, tiles: tuple[int, ...]) -> Iterator[None]:
-    from .model import kernels
+    from .model import conv_kernels
 
-    old = getattr(kernels, name)
-    setattr(kernels, name, tiles)
+    old = getattr(conv_kernels, name)
+    setattr(conv_kernels, name, tiles)
     try:
         yield
     finally:
-        setattr(kernels, name, old)
+        setattr(conv_kernels, name, old)
 
 
 def measure_tiles(config: BenchmarkConfig, device: torch.device) -> list[dict[str, Any]]:
-    """The convolution's three kernels with other tiles: what `kernels.FORWARD` and its neighbours should be."""
-    from .model import kernels
+    """The convolution's three kernels with other tiles: what `conv_kernels.FORWARD` and its neighbours should be."""
+    from .model import conv_kernels
 
     rows = []
     for graph, molecules in itertools.product(config.graphs, config.batch_sizes):
@@ -153,13 +153,13 @@ def measure_tiles(config: BenchmarkConfig, device: torch.device) -> list[dict[st
         x, h, w, dy = (tensor.detach() for tensor in (case.x, case.h, case.w, torch.randn_like(case.y)))
         blocks, count = tuple(case.trunk.numbers), case.trunk.rows
         calls = {
-            "FORWARD": (FORWARD, lambda x=x, h=h, w=w, b=blocks, n=count: kernels.conv_forward(x, h, w, b, n)),
+            "FORWARD": (FORWARD, lambda x=x, h=h, w=w, b=blocks, n=count: conv_kernels.conv_forward(x, h, w, b, n)),
             "BACKWARD_INPUT": (
-                BACKWARD_INPUT, lambda dy=dy, x=x, h=h, w=w, b=blocks: kernels.conv_backward_input(dy, x, h, w, b),
+                BACKWARD_INPUT, lambda dy=dy, x=x, h=h, w=w, b=blocks: conv_kernels.conv_backward_input(dy, x, h, w, b),
             ),
             "BACKWARD_WEIGHT": (
                 BACKWARD_WEIGHT,
-                lambda dy=dy, x=x, h=h, w=w, b=blocks: kernels.conv_backward_weight(dy, x, h, w.shape[0], b),
+                lambda dy=dy, x=x, h=h, w=w, b=blocks: conv_kernels.conv_backward_weight(dy, x, h, w.shape[0], b),
             ),
         }  # fmt: skip
         for name, (candidates, call) in calls.items():

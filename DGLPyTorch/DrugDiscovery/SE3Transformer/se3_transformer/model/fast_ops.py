@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from . import kernels
+from . import conv_kernels, frame_kernels, norm_kernels, segment_kernels
 
 
 @custom_op("se3_transformer::to_frame", mutates_args=())
@@ -24,7 +24,7 @@ def to_frame(
 
     ``order``, ``start``: the edges by source and where each source's begin, for the gradient of a gather.
     """
-    return kernels.to_frame(x.contiguous(), index, rotations, columns, row_maps, spec, rows, padded)
+    return frame_kernels.to_frame(x.contiguous(), index, rotations, columns, row_maps, spec, rows, padded)
 
 
 @to_frame.register_fake
@@ -52,7 +52,7 @@ to_frame.register_autograd(_to_frame_backward, setup_context=_to_frame_setup)
 @custom_op("se3_transformer::segment_gather", mutates_args=())
 def segment_gather(x: Tensor, order: Tensor, start: Tensor) -> Tensor:
     """out[n] = sum of x[order[i]] for start[n] <= i < start[n + 1]; part of a backward pass, without gradient."""
-    return kernels.segment_sum(x.contiguous(), order, start)
+    return segment_kernels.segment_sum(x.contiguous(), order, start)
 
 
 @segment_gather.register_fake
@@ -63,7 +63,7 @@ def _(x, order, start):
 @custom_op("se3_transformer::from_frame", mutates_args=())
 def from_frame(y: Tensor, rotations: Tensor, columns: Tensor, row_maps: Tensor, spec: list[int], width: int) -> Tensor:
     """Components (rows, P) turned back from the frames and packed: (E, width), of the first E columns."""
-    return kernels.from_frame(y.contiguous(), rotations, columns, row_maps, spec, width)
+    return frame_kernels.from_frame(y.contiguous(), rotations, columns, row_maps, spec, width)
 
 
 @from_frame.register_fake
@@ -88,7 +88,7 @@ from_frame.register_autograd(_from_frame_backward, setup_context=_from_frame_set
 @custom_op("se3_transformer::conv", mutates_args=())
 def conv(x: Tensor, h: Tensor, w: Tensor, blocks: list[int], rows: int) -> Tensor:
     """The kernels in the frames: x (rows in, E), radial profiles h (E, H), weights w (weight rows, H) -> (rows, E)."""
-    return kernels.conv_forward(x.contiguous(), h.contiguous(), w.contiguous(), tuple(blocks), rows)
+    return conv_kernels.conv_forward(x.contiguous(), h.contiguous(), w.contiguous(), tuple(blocks), rows)
 
 
 @conv.register_fake
@@ -100,8 +100,8 @@ def _(x, h, w, blocks, rows):
 def conv_backward(dy: Tensor, x: Tensor, h: Tensor, w: Tensor, blocks: list[int]) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, h and w."""
     dy, x, h, w = dy.contiguous(), x.contiguous(), h.contiguous(), w.contiguous()
-    dx, dh = kernels.conv_backward_input(dy, x, h, w, tuple(blocks))
-    dw = kernels.conv_backward_weight(dy, x, h, w.shape[0], tuple(blocks))
+    dx, dh = conv_kernels.conv_backward_input(dy, x, h, w, tuple(blocks))
+    dw = conv_kernels.conv_backward_weight(dy, x, h, w.shape[0], tuple(blocks))
     return dx, dh, dw.to(w.dtype)
 
 
@@ -128,7 +128,7 @@ def mix_rows(
     w: Tensor, index: Tensor, coefficients: Tensor, index_back: Tensor, coefficients_back: Tensor, dtype: torch.dtype
 ) -> Tensor:
     """out[r] = sum over k of coefficients[r, k] * w[index[r, k]]; the ``_back`` tables are those of the transpose."""
-    return kernels.mix_rows(w.contiguous(), index, coefficients, dtype)
+    return frame_kernels.mix_rows(w.contiguous(), index, coefficients, dtype)
 
 
 @mix_rows.register_fake
@@ -152,7 +152,7 @@ mix_rows.register_autograd(_mix_rows_backward, setup_context=_mix_rows_setup)
 @custom_op("se3_transformer::segment_sum", mutates_args=())
 def segment_sum(x: Tensor, start: Tensor, index: Tensor) -> Tensor:
     """x (E, W) -> (N, W): the sum over the edges into each node; ``index`` (E,) is each edge's node, ascending."""
-    return kernels.segment_sum(x.contiguous(), None, start)
+    return segment_kernels.segment_sum(x.contiguous(), None, start)
 
 
 @segment_sum.register_fake
@@ -176,7 +176,7 @@ segment_sum.register_autograd(_segment_sum_backward, setup_context=_segment_sum_
 def _attention(
     q: Tensor, kv: Tensor, start: Tensor, heads: int, value_size: int, key_size: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    return kernels.attention_forward(q.contiguous(), kv.contiguous(), start, heads, value_size, key_size, scale)
+    return segment_kernels.attention_forward(q.contiguous(), kv.contiguous(), start, heads, value_size, key_size, scale)
 
 
 @_attention.register_fake
@@ -190,7 +190,9 @@ def _attention_backward_op(
     key_size: int, scale: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     arguments = (heads, value_size, key_size, scale)
-    return kernels.attention_backward(dout.contiguous(), out, lse, q.contiguous(), kv.contiguous(), start, *arguments)
+    return segment_kernels.attention_backward(
+        dout.contiguous(), out, lse, q.contiguous(), kv.contiguous(), start, *arguments
+    )
 
 
 @_attention_backward_op.register_fake
@@ -221,7 +223,7 @@ def attention(
 @custom_op("se3_transformer::norm", mutates_args=())
 def norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, clamp: float) -> Tensor:
     """``x / |x| * relu(layer_norm(|x|))`` for x (N, C, 2 d + 1), statistics over C, lengths at least ``clamp``."""
-    return kernels.norm_forward(x.contiguous(), weight.contiguous(), bias.contiguous(), eps, clamp)
+    return norm_kernels.norm_forward(x.contiguous(), weight.contiguous(), bias.contiguous(), eps, clamp)
 
 
 @norm.register_fake
@@ -235,7 +237,7 @@ def norm_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias."""
     arguments = (dy.contiguous(), x.contiguous(), weight.contiguous(), bias.contiguous())
-    dx, dweight, dbias = kernels.norm_backward(*arguments, eps, clamp)
+    dx, dweight, dbias = norm_kernels.norm_backward(*arguments, eps, clamp)
     # Two rows of one tensor would be outputs that share memory, which an operator must not have.
     return dx, dweight.to(weight.dtype, copy=True), dbias.to(bias.dtype, copy=True)
 
