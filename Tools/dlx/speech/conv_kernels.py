@@ -14,10 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rate", "taps", "dilation"])  # or there were dozens of variants to compile
 def _conv_kernel(
-    x, weight, bias, first, second, limits, out, activated, rate, P, scale, slope,
-    CIN: tl.constexpr, COUT: tl.constexpr, TAPS: tl.constexpr, DILATION: tl.constexpr,
+    x, weight, bias, first, second, limits, out, activated, rate, P, taps, dilation, scale, slope,
+    CIN: tl.constexpr, COUT: tl.constexpr,
     FIRST: tl.constexpr, SECOND: tl.constexpr, RAW: tl.constexpr, ACTIVATED: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -29,9 +29,9 @@ def _conv_kernel(
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     acc = tl.zeros([BLOCK_P, BLOCK_N], dtype=tl.float32)
-    for step in range(TAPS * (CIN // BLOCK_K)):
+    for step in range(taps * (CIN // BLOCK_K)):
         tap, channel = step // (CIN // BLOCK_K), (step % (CIN // BLOCK_K)) * BLOCK_K
-        place = p + (tap - TAPS // 2) * DILATION
+        place = p + (tap - taps // 2) * dilation
         inside = (place >= 0) & (place < limit)
         left = tl.load(x + (begin + place)[:, None] * CIN + channel + k[None, :], mask=inside[:, None], other=0.0)
         right = tl.load(
@@ -123,9 +123,9 @@ def convolve(
     block_p = 64 if single else 128
     _conv_kernel[(triton.cdiv(positions, block_p), triton.cdiv(outputs, block_n), batch)](
         x, conv.weight, conv.bias, add[0] if add else x, add[1] if len(add) > 1 else x, limits,
-        x if out is False else out, x if activated is None else activated, rate, positions, scale,
+        x if out is False else out, x if activated is None else activated, rate, positions, taps, conv.dilation, scale,
         0.0 if slope is None else slope,
-        CIN=inputs, COUT=outputs, TAPS=taps, DILATION=conv.dilation, FIRST=len(add) > 0, SECOND=len(add) > 1,
+        CIN=inputs, COUT=outputs, FIRST=len(add) > 0, SECOND=len(add) > 1,
         RAW=out is not False, ACTIVATED=slope is not None, BLOCK_P=block_p, BLOCK_N=block_n, BLOCK_K=block_k,
         PRECISION="ieee" if single else "tf32", num_warps=8 if block_n == 128 else 4, num_stages=3,
     )  # fmt: skip

@@ -11,10 +11,9 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["dilation"])  # or there were a variant to compile for every layer
 def _gated_kernel(
-    x, weight, condition, condition_stride, limits, out, rate, P,
-    C: tl.constexpr, TAPS: tl.constexpr, DILATION: tl.constexpr,
+    x, weight, condition, condition_stride, limits, out, rate, P, dilation, C: tl.constexpr, TAPS: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out = tanh(value) * sigmoid(gate), (value, gate) = conv(x) + condition; x is zero from the item's limit on."""
@@ -28,7 +27,7 @@ def _gated_kernel(
     gate = tl.zeros([BLOCK_P, BLOCK_N], dtype=tl.float32)
     for step in range(TAPS * (C // BLOCK_K)):
         tap, channel = step // (C // BLOCK_K), (step % (C // BLOCK_K)) * BLOCK_K
-        place = p + (tap - TAPS // 2) * DILATION
+        place = p + (tap - TAPS // 2) * dilation
         inside = (place >= 0) & (place < limit)
         left = tl.load(x + (begin + place)[:, None] * C + channel + k[None, :], mask=inside[:, None], other=0.0)
         row = weight + (tap * C + channel + k)[:, None] * (2 * C) + n[None, :]
@@ -56,8 +55,8 @@ def gated(
     block_k = next(size for size in ((32, 16) if single else (64, 32, 16)) if channels % size == 0)
     block_p = 64 if single else 128
     _gated_kernel[(triton.cdiv(positions, block_p), triton.cdiv(channels, block_n), batch)](
-        x, weight, condition, condition.stride(1), limits, out, rate, positions,
-        C=channels, TAPS=len(weight), DILATION=dilation, BLOCK_P=block_p, BLOCK_N=block_n, BLOCK_K=block_k,
+        x, weight, condition, condition.stride(1), limits, out, rate, positions, dilation,
+        C=channels, TAPS=len(weight), BLOCK_P=block_p, BLOCK_N=block_n, BLOCK_K=block_k,
         PRECISION="ieee" if single else "tf32", num_warps=8 if block_n == 128 else 4, num_stages=3,
     )  # fmt: skip
     return out
