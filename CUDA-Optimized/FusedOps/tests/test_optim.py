@@ -14,7 +14,7 @@ from fusedops.optim.base import FusedOptimizer
 
 SHAPES = [(1,), (7, 9), (0,), (32,)]
 STEPS = 100
-INTERPRETED_STEPS = 12  # of what is not the commonest: the interpreter is slow
+INTERPRETED_STEPS = 8  # of what is not the commonest: the interpreter is slow
 
 
 def parameters(dtype, device, shapes=SHAPES):
@@ -199,7 +199,7 @@ def test_masters_follow_float32(backend, device, case, dtype, master):
     make, make_oracle = CASES[case]
     mine, theirs = parameters(dtype, device), parameters(torch.float64, device)
     optimizer = make(mine, master_weights=master)
-    follow(mine, theirs, optimizer, make_oracle(theirs), steps=12, dtype=dtype)
+    follow(mine, theirs, optimizer, make_oracle(theirs), steps=6, dtype=dtype)
     for p, q in zip(mine, theirs, strict=True):
         state = optimizer.state[p]
         weights = state["master"] if master == "fp32" else rounding.join(p.detach(), state["remainder"])
@@ -216,7 +216,7 @@ def test_remainder_is_the_float32_master_bit_for_bit(backend, device, case):
     first, second = parameters(torch.bfloat16, device), parameters(torch.bfloat16, device)
     a = CASES[case][0](first, master_weights="fp32")
     b = CASES[case][0](second, master_weights="remainder")
-    follow(first, second, a, b, steps=4, dtype=torch.bfloat16)
+    follow(first, second, a, b, steps=3, dtype=torch.bfloat16)
     for p, q in zip(first, second, strict=True):
         assert torch.equal(a.state[p]["master"], rounding.join(q.detach(), b.state[q]["remainder"]))
         assert b.state[q]["remainder"].dtype == torch.int16
@@ -363,7 +363,7 @@ def test_larc(backend, device, clip, inner):
         p.data.zero_()
     optimizer = LARC(inner(mine, lr=0.05, momentum=0.9, weight_decay=0.1), trust_coefficient=0.1, clip=clip)
     step = reference_larc(theirs, 0.05, 0.1, 0.1, clip, 0.9)
-    for number in range(20 if backend == "plain" else 6):
+    for number in range(20 if backend == "plain" else 4):
         set_gradients(mine, theirs, number)
         optimizer.step()
         step()
