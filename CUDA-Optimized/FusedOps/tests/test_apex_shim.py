@@ -68,6 +68,14 @@ def test_names_are_there(module):
     assert all(hasattr(found, name) for name in found.__all__)
 
 
+def test_parts_without_an_import_of_their_own():
+    apex = load("apex")
+    assert apex.parallel.LARC and apex.amp.scale_loss and apex.contrib
+    assert apex.normalization.__name__ == "apex.normalization"
+    with pytest.raises(AttributeError, match="no attribute 'RNN'; docs/apex.md of fusedops lists"):
+        apex.RNN  # noqa: B018 - not there
+
+
 SIGNATURES = {
     "FusedAdam": (
         "params lr bias_correction betas eps adam_w_mode weight_decay amsgrad set_grad_none capturable master_weights"
