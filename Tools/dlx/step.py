@@ -26,7 +26,8 @@ Micro = TypeVar("Micro")
 class TrainState:
     """All that a step changes. ``forward`` is what is called: the model, its DDP wrapper or compilation.
 
-    ``max_norm`` limits the norm of all gradients together (Pascanu et al. 2013); None does not.
+    ``max_norm`` limits the norm of all gradients together (Pascanu et al. 2013); None does not. ``pool`` is the memory
+    that all graphs of this state share: they replay one after the other.
     """
 
     model: nn.Module
@@ -37,6 +38,7 @@ class TrainState:
     ema: ModelEma | None = None
     max_norm: float | None = None
     step: int = 0
+    pool: Any = None
 
     def __call__(self, *inputs: Any) -> Any:
         return (self.forward or self.model)(*inputs)
@@ -117,8 +119,9 @@ class GraphedStep:
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
         state.optimizer.zero_grad(set_to_none=True)
+        state.pool = state.pool or torch.cuda.graph_pool_handle()
         # NCCL's watchdog thread asks after its events meanwhile, which is no part of the capture.
-        with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self.graph, pool=state.pool, stream=stream, capture_error_mode="thread_local"):
             self.loss = step(self.inputs)
         self._restore(snapshot)
 
