@@ -137,18 +137,19 @@ def multi_tensor_axpby_plain(
 
 @torch.no_grad()
 def multi_tensor_l2norm(
-    tensors: Sequence[Tensor], per_tensor: bool = False, factor: float | Tensor = 1.0
+    tensors: Sequence[Tensor], per_tensor: bool = False, factor: float | Tensor = 1.0, table: str = "l2norm"
 ) -> tuple[Tensor, Tensor]:
     """-> L2 norm of all elements of all tensors times |factor|, float32 [1]; and of each tensor, [N] (else [0]).
 
     float64 tensors give float64 norms. Infinite or not a number where an element is, or where the float32 sum of
-    squares overflows. Two launches.
+    squares overflows. Two launches. ``table``: the name by which the table of addresses is kept; lists of equal sizes
+    that are used in turns do not replace each other's if their names differ.
     """
     if torch.compiler.is_compiling():
         return torch.ops.fusedops.multi_tensor_l2norm(
             list(tensors), per_tensor, *_as_number_or_tensor(factor, tensors, tensors)
         )
-    where, known = _known("l2norm", tensors)
+    where, known = _known(table, tensors)
     if known is None:
         check_lists("multi_tensor_l2norm", tensors)
         if not tensors or not _takes_kernels("multi_tensor_l2norm", [t for t in tensors if is_dense(t)] or tensors):
@@ -159,29 +160,30 @@ def multi_tensor_l2norm(
     device = tensors[0].device
     with device_guard(tensors[0]):
         if known is None:
-            known = _grouped("l2norm", tensors)
-            _remember("l2norm", where, known)
+            known = _grouped(table, tensors)
+            _remember(table, where, known)
         places, tables = known
-        partials = torch.empty(sum(table.programs for _, table in tables), dtype=torch.float32, device=device)
+        partials = torch.empty(sum(each.programs for _, each in tables), dtype=torch.float32, device=device)
         norms = torch.empty(len(tensors) if per_tensor else 0, dtype=torch.float32, device=device)
         norm = torch.empty(1, dtype=torch.float32, device=device)
         parts: dict[int, Tensor] = {}
         done = 0
-        for number, ((x,), table) in enumerate(tables):
-            item_partials = torch.empty(table.num_items if per_tensor else 0, dtype=torch.float32, device=device)
-            run_squares(table, 0, x, partials[done:], item_partials if per_tensor else None)
-            done += table.programs
+        for number, ((x,), each) in enumerate(tables):
+            item_partials = torch.empty(each.num_items if per_tensor else 0, dtype=torch.float32, device=device)
+            run_squares(each, 0, x, partials[done:], item_partials if per_tensor else None)
+            done += each.programs
             last = number == len(tables) - 1
-            counted = table.num_tensors if per_tensor else 0
+            counted = each.num_tensors if per_tensor else 0
             if not counted and not last:
                 continue
             here = norms if len(tables) == 1 else torch.empty(counted, dtype=torch.float32, device=device)
             kernels.norms_kernel[(counted + last,)](
-                partials, done, item_partials, table.first_item, counted,
+                partials, done, item_partials, each.first_item, counted,
                 factor if isinstance(factor, Tensor) else math.fabs(factor), norm, here,
                 FACTOR_LOADED=isinstance(factor, Tensor), SIZE=kernels.PARTIALS, num_warps=kernels.NUM_WARPS,
             )  # fmt: skip
-            parts.update(zip(places[number], here, strict=False))
+            if here is not norms:
+                parts.update(zip(places[number], here, strict=False))
     return norm, norms if len(tables) == 1 or not per_tensor else torch.stack([parts[i] for i in range(len(tensors))])
 
 

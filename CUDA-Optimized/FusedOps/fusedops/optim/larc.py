@@ -71,8 +71,8 @@ class LARC:
 
     def _scale(self, number: int, group: dict[str, Any], device: torch.device, parameters: list[Tensor]) -> None:
         gradients = [parameter.grad for parameter in parameters]
-        _, weight_norms = multi_tensor_l2norm(parameters, True)
-        _, gradient_norms = multi_tensor_l2norm(gradients, True)
+        _, weight_norms = multi_tensor_l2norm(parameters, True, table="LARC weights")
+        _, gradient_norms = multi_tensor_l2norm(gradients, True, table="LARC gradients")
         decay = float(group.get("weight_decay", 0.0))
         fits = all(is_dense(p) and same_layout(p, g) for p, g in zip(parameters, gradients, strict=True))
         if not fits or backend_for(parameters[0], gradients[0], op="LARC") != "triton":
