@@ -11,7 +11,7 @@ from fusedops import nn
 from fusedops.ops import group_norm, groupnorm
 
 F32, F16, B16 = torch.float32, torch.float16, torch.bfloat16
-SHAPES = [((2, 4, 3, 3), 2), ((1, 1, 1, 1), 1), ((2, 30, 5, 4), 3), ((2, 10, 2, 9), 10), ((1, 64, 4, 4), 1)]
+SHAPES = [((1, 1, 1, 1), 1), ((2, 30, 5, 4), 3), ((2, 10, 2, 9), 10), ((1, 64, 4, 4), 1)]
 ACTIVATIONS = {"none": lambda x: x, "silu": F.silu}
 
 
@@ -47,7 +47,7 @@ def compare(device, no_worse, shape, groups, types, activation, affine=True):
         no_worse(ours, plain, exact, floor=max(torch.finfo(ours.dtype).eps, 2e-6), scale=1)
 
 
-@pytest.mark.parametrize("types", [(F32, F32), (F16, F16), (B16, B16), (B16, F32), (F32, B16)], ids=str)
+@pytest.mark.parametrize("types", [(F32, F32), (F16, F16), (B16, F32), (F32, B16)], ids=str)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("form", ["registers", "chunks"])
 def test_against_float64(device, triton_backend, no_worse, monkeypatch, form, activation, types):
@@ -56,7 +56,7 @@ def test_against_float64(device, triton_backend, no_worse, monkeypatch, form, ac
 
         monkeypatch.setattr(group_norm_kernels, "WHOLE_FORWARD", 0)
         monkeypatch.setattr(group_norm_kernels, "WHOLE_BACKWARD", 0)
-        monkeypatch.setattr(group_norm_kernels, "PARTIAL", (64, 4, 4))
+        monkeypatch.setattr(group_norm_kernels, "PARTIAL", (128, 4, 4))
         monkeypatch.setattr(group_norm_kernels, "APPLY", (128, 4))
         monkeypatch.setattr(group_norm_kernels, "STATISTICS_TILE", 16)
     for shape, groups in SHAPES:

@@ -52,7 +52,8 @@ def compare(device, no_worse, shape, dtype, form):
             y = scaled_softmax(own, 0.7, mask=mask, causal=causal)
             results[backend] = [y, torch.autograd.grad(y, own, dy)[0]]
     for ours, plain, exact in zip(results["triton"], results["plain"], expected, strict=True):
-        no_worse(ours, plain, exact, floor=max(torch.finfo(dtype).eps, 1e-6), scale=0.1)
+        # The backward pass takes the output, which has the scores' type, as torch's own softmax does in that type.
+        no_worse(ours, plain, exact, floor=max(2 * torch.finfo(dtype).eps, 1e-6), scale=0.1)
     assert (results["triton"][0][hidden] == 0).all()
 
 
