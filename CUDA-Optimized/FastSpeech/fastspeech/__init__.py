@@ -1,0 +1,1 @@
+"""Text to speech in parallel: FastSpeech makes the spectrogram of a text in one go."""
