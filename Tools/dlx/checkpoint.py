@@ -271,6 +271,23 @@ def load(path: str | os.PathLike, verify: bool = True) -> Loaded:
     return Loaded(path, meta["step"], model, restored(rest["state"]), meta)
 
 
+def load_weights(path: str | os.PathLike, averaged: bool = True) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """(metadata, tensors, path) of a run's best checkpoint, else its newest, or of a checkpoint's folder.
+
+    `averaged` prefers the EMA's tensors. ValueError when the folder holds no checkpoint.
+    """
+    path = Path(path)
+    if not (path / "meta.json").is_file():
+        inside = path / "checkpoints"
+        store = Checkpoints(inside if inside.is_dir() else path)
+        chosen = store.best() or store.latest()
+        if chosen is None:
+            raise ValueError(f"{path}: there is no checkpoint in this folder")
+        path = chosen
+    loaded = load(path)
+    return loaded.metadata, loaded.model["ema" if averaged and "ema" in loaded.model else "model"], str(path)
+
+
 def _read_meta(path: Path) -> dict[str, Any]:
     try:
         meta = json.loads((path / _META).read_text())

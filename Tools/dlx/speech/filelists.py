@@ -162,3 +162,23 @@ def summary(faults: list[str], count: int = 5) -> str:
     """A line on what tolerant reading left out."""
     kinds = Counter(fault.rpartition(": ")[2].split("(")[0][:60] for fault in faults)
     return "; ".join(f"{number} x {kind}" for kind, number in kinds.most_common(count))
+
+
+def read_texts(text: str | None, text_file: str | os.PathLike[str] | None) -> tuple[list[str], list[str]]:
+    """Texts to say, and where each is from: `text`, or the lines of a file that are not empty.
+
+    ValueError for a file that is missing, not UTF-8, or holds no text.
+    """
+    if text:
+        return [text], ["--text"]
+    path = Path(text_file)
+    if not path.is_file():
+        raise ValueError(f"{path}: there is no such text file")
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from None
+    found = [(line.strip(), f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not found:
+        raise ValueError(f"{path}: holds no text")
+    return [line for line, _ in found], [name for _, name in found]

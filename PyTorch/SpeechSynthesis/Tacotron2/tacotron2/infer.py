@@ -22,6 +22,7 @@ from dlx import dist
 from dlx.files import atomic_write
 from dlx.precision import DTYPES
 from dlx.speech import audio
+from dlx.speech.filelists import read_texts
 
 from . import pretrained
 from .options import CONFIGS
@@ -64,23 +65,6 @@ class InferConfig:
     def __post_init__(self) -> None:
         if bool(self.text) == bool(self.text_file):
             raise ValueError("give either text or text_file")
-
-
-def read_texts(config: InferConfig) -> tuple[list[str], list[str]]:
-    """Texts and where each is from. ValueError for a file that is missing, not UTF-8, or empty."""
-    if config.text:
-        return [config.text], ["--text"]
-    path = Path(config.text_file)
-    if not path.is_file():
-        raise ValueError(f"{path}: there is no such text file")
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from None
-    found = [(line.strip(), f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
-    if not found:
-        raise ValueError(f"{path}: holds no text")
-    return [text for text, _ in found], [name for _, name in found]
 
 
 def build(config: InferConfig, device: torch.device) -> Synthesizer:
@@ -145,7 +129,7 @@ def stream(synthesizer: Synthesizer, text: str, row: int, stem: Path) -> dict[st
 def main(args: list[str] | None = None) -> dict[str, Any]:
     words = [SHORT.get(word, word) for word in (sys.argv[1:] if args is None else args)]
     config = configs.parse(InferConfig, words, configs_dir=CONFIGS, prog="infer")
-    texts, names = read_texts(config)
+    texts, names = read_texts(config.text, config.text_file)
     output = Path(config.output_dir)
     output.mkdir(parents=True, exist_ok=True)
     stems = [output / f"{number:04d}" for number in range(1, len(texts) + 1)]

@@ -75,8 +75,7 @@ def load(
     """
     path = Path(source)
     if path.is_dir():
-        metadata, state_dict, name = _from_folder(path, averaged)
-        found = _assemble(metadata, state_dict, name)
+        found = _assemble(*checkpoints.load_weights(path, averaged))
     elif str(source) in weights.cards():
         raw = weights.card(str(source)).raw
         found = _assemble(raw, weights.load_state_dict(weights.resolve(str(source))), str(source))
@@ -142,19 +141,6 @@ def _assemble(metadata: Mapping[str, Any], state_dict: Mapping[str, Tensor], sou
         raise ValueError(f"{source}: it does not say which symbols it reads (preprocessing.front_end)")
     weights.load_into(model, to_canonical(state_dict))
     return Found(model, metadata["arch"], mel, front_end, source)
-
-
-def _from_folder(path: Path, averaged: bool) -> tuple[Mapping[str, Any], Mapping[str, Tensor], str]:
-    if not (path / "meta.json").is_file():
-        inside = path / "checkpoints"
-        store = checkpoints.Checkpoints(inside if inside.is_dir() else path)
-        chosen = store.best() or store.latest()
-        if chosen is None:
-            raise ValueError(f"{path}: there is no checkpoint in this folder")
-        path = chosen
-    loaded = checkpoints.load(path)
-    name = "ema" if averaged and "ema" in loaded.model else "model"
-    return loaded.metadata, loaded.model[name], str(path)
 
 
 def _from_file(path: Path, arch: str | None) -> Found:
