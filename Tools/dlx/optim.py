@@ -47,8 +47,9 @@ def build_optimizer(
     slow_factor: float = 1.0,
     alpha: float = 0.9,
     eps: float = 0.01,
+    beta2: float = 0.999,
 ) -> torch.optim.Optimizer:
-    """SGD, RMSprop, Adam or AdamW on fused or batched kernels; ``momentum`` is Adam's first beta.
+    """SGD, RMSprop, Adam or AdamW on fused or batched kernels; ``momentum`` is Adam's first beta, ``beta2`` its second.
 
     ``slow``, ``slow_factor``: see `parameter_groups`. ``eps`` is that of RMSprop; Adam's is 1e-8. On a GPU rates are
     tensors, which a CUDA graph can see change.
@@ -67,7 +68,7 @@ def build_optimizer(
     if name in ("adam", "adamw"):
         kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
         fast = {"fused": True, "capturable": True} if device.type == "cuda" else {"foreach": True}
-        return kind(groups, betas=(momentum, 0.999), **fast)
+        return kind(groups, betas=(momentum, beta2), **fast)
     raise ValueError(f"unknown optimizer {name!r}; known: sgd, rmsprop, adam, adamw")
 
 

@@ -20,9 +20,9 @@ NEVER = -np.inf
 
 
 def from_phones(
-    texts: Sequence[str], utterances: Sequence[Utterance], frames: Sequence[int], mel: MelConfig
+    texts: Sequence[Sequence[str]], utterances: Sequence[Utterance], frames: Sequence[int], mel: MelConfig
 ) -> list[np.ndarray]:
-    """Frames of every symbol of the cleaned `texts`, int64 (T,), by the phones' times of their utterances.
+    """Frames of every symbol of `texts`, int64 (T,), by the phones' times of their utterances.
 
     `letters.Spelling` finds which symbol speaks which phones; one that speaks none lasts 0 frames. What a spectrogram
     has beyond the last phone belongs to the last symbol. DataError names an utterance without phones.

@@ -5,7 +5,7 @@ it speaks, start from what English spelling does most often and are counted anew
 (Viterbi training of the model of Damper et al. 2005, "Aligning text and phonemes for speech technology applications
 using an EM-like algorithm"). Phones are Flite's: ARPAbet in lower case without stress, `ax`, and `pau` for a pause.
 
-N texts, T symbols, P phones.
+A text is its symbols, characters or, after '@', phones. N texts, T symbols, P phones.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ COUNTS = {True: (0.3, 0.66, 0.039, 0.001), False: (0.6, 0.4, 1e-6, 1e-9)}  # of 
 class Spelling:
     """Log probabilities of phones given symbols, and of the number of phones that a symbol speaks."""
 
-    def __init__(self, texts: Sequence[str], phones: Sequence[Sequence[str]]) -> None:
-        self.symbols = {symbol: number for number, symbol in enumerate(sorted(set("".join(texts))))}
+    def __init__(self, texts: Sequence[Sequence[str]], phones: Sequence[Sequence[str]]) -> None:
+        self.symbols = {symbol: number for number, symbol in enumerate(sorted({s for text in texts for s in text}))}
         self.phones = {phone: number for number, phone in enumerate(sorted({p for row in phones for p in row}))}
         self.priors = np.full((len(self.symbols), len(self.phones)), UNKNOWN)
         self.count_priors = np.zeros((len(self.symbols), SPAN + 1))
         for symbol, number in self.symbols.items():
-            speaks = symbol.isalpha()
+            itself = symbol[1:].rstrip("012").lower()  # of a symbol that is a phone itself, such as @AH0
+            speaks = bool(itself) or symbol.isalpha()
             self.count_priors[number] = COUNTS[speaks]
-            for phone in SPELLING.get(symbol, "").split() if speaks else [PAUSE]:
+            for phone in SPELLING.get(symbol, itself).split() if speaks else [PAUSE]:
                 if phone in self.phones:
                     self.priors[number, self.phones[phone]] = KNOWN
             if speaks and PAUSE in self.phones:
@@ -58,7 +59,7 @@ class Spelling:
             total = found + PAIRS * prior
             setattr(self, name, np.log(total / total.sum(1, keepdims=True)).astype(np.float32))
 
-    def _train(self, texts: Sequence[str], phones: Sequence[Sequence[str]]) -> None:
+    def _train(self, texts: Sequence[Sequence[str]], phones: Sequence[Sequence[str]]) -> None:
         chosen = range(0, len(texts), max(1, len(texts) // EXAMPLES))
         texts, phones = [texts[index] for index in chosen], [phones[index] for index in chosen]
         for _ in range(ROUNDS):
@@ -75,7 +76,7 @@ class Spelling:
                 pairs[symbol, phone] = number
             self._set(pairs, counts)
 
-    def align(self, texts: Sequence[str], phones: Sequence[Sequence[str]]) -> list[np.ndarray]:
+    def align(self, texts: Sequence[Sequence[str]], phones: Sequence[Sequence[str]]) -> list[np.ndarray]:
         """For each text the number of phones that each symbol speaks, int64 (T,); they add up to the text's phones.
 
         ValueError for a text with more phones than its symbols can speak, or with symbols or phones not in examples.
@@ -87,18 +88,18 @@ class Spelling:
             found |= zip(group, self._align([texts[i] for i in group], [phones[i] for i in group]), strict=True)
         return [found[index] for index in range(len(texts))]
 
-    def _align(self, texts: Sequence[str], phones: Sequence[Sequence[str]]) -> list[np.ndarray]:
+    def _align(self, texts: Sequence[Sequence[str]], phones: Sequence[Sequence[str]]) -> list[np.ndarray]:
         length, width = max(map(len, texts)), max(map(len, phones))
         symbols = np.zeros((len(texts), length), np.int64)
         spoken = np.zeros((len(texts), width), np.int64)
         for number, (text, row) in enumerate(zip(texts, phones, strict=True)):
             if len(row) > SPAN * len(text):
-                raise ValueError(f"{len(row)} phones cannot be spoken by the {len(text)} symbols of {text!r}")
+                raise ValueError(f"{len(row)} phones cannot be spoken by the {len(text)} symbols of {''.join(text)!r}")
             try:
                 symbols[number, : len(text)] = [self.symbols[symbol] for symbol in text]
                 spoken[number, : len(row)] = [self.phones[phone] for phone in row]
             except KeyError as error:
-                raise ValueError(f"{text!r}: {error.args[0]!r} was in no example") from None
+                raise ValueError(f"{''.join(text)!r}: {error.args[0]!r} was in no example") from None
         best = np.full((len(texts), width + 1), NEVER, np.float32)
         best[:, 0] = 0
         choices = np.zeros((length, len(texts), width + 1), np.int8)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 PAD = 0  # the symbol that pads
 LONGEST = 1024  # frames that one symbol can last: a predictor that has gone astray fills no memory
+LEVEL = -5.0  # mean of log mels
 PERIOD = 10000.0  # of the slowest sinusoid, over 2 pi
 
 
@@ -236,6 +237,7 @@ class FastSpeech(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)
+        nn.init.constant_(self.mel.bias, LEVEL)  # else the first hundreds of steps would learn how loud speech is
 
     def encode(self, text: Tensor, text_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden states (B, T, C) of symbols (B, T), and log(frames + 1), float32 (B, T)."""

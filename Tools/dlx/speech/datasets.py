@@ -7,17 +7,18 @@ splits["train"].text[0], splits["train"].mels.get(splits["train"].utterances[0].
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from dlx.loading import DataError
+from dlx.loading import DataError, Loader, Plan, to_device
 
 from . import corpora, filelists
+from .batching import ahead
 from .corpora import Utterance
 from .feature_cache import FeatureCache, mel_cache, sound_cache
 from .frontend import FrontEnd
@@ -199,3 +200,28 @@ def read_mels(split: Split, indices: np.ndarray) -> list[np.ndarray]:
 def pin(batch: AnyBatch, device: torch.device) -> AnyBatch:
     """The named tuple of tensors in memory that a GPU copies from without waiting."""
     return type(batch)(*(tensor.pin_memory() for tensor in batch)) if device.type == "cuda" else batch
+
+
+class UtteranceLoader(Loader):
+    """Batches of text and cached spectrograms, read ahead by threads; a subclass says what `read` makes of indices."""
+
+    def __init__(
+        self,
+        split: Split,
+        plan: Plan,
+        device: torch.device,
+        text_buckets: Sequence[int] = (),
+        mel_buckets: Sequence[int] = (),
+        workers: int = 2,
+    ) -> None:
+        super().__init__(split, plan, device)
+        self.text_buckets, self.mel_buckets, self.workers = sorted(text_buckets), sorted(mel_buckets), workers
+        check_buckets(split, self.text_buckets, self.mel_buckets)
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = ahead(self.plan.batches(self.epoch, self.start_batch), self.read, self.workers)
+        return to_device(batches, self.device)
+
+    def read(self, indices: np.ndarray) -> Any:
+        """The batch of these utterances on the CPU; index -1 gives a row of one symbol 0 and no frames."""
+        raise NotImplementedError

@@ -22,7 +22,7 @@ from torch import Tensor
 from dlx import draws
 from dlx.loading import Loader, Plan, to_device
 from dlx.speech.batching import BucketPlan, ahead, bucket, pad
-from dlx.speech.datasets import AnySplit, Split, Synthetic, check_buckets, open_data, pin, read_mels, split_of
+from dlx.speech.datasets import AnySplit, Split, Synthetic, UtteranceLoader, open_data, pin, read_mels, split_of
 
 SEGMENTS = 45  # stream of the draws that place pieces of sound
 KINDS = ("text-mel", "audio")
@@ -90,25 +90,8 @@ def build_loader(
     return loader
 
 
-class TextMelLoader(Loader):
+class TextMelLoader(UtteranceLoader):
     """Batches of text and cached spectrograms."""
-
-    def __init__(
-        self,
-        split: Split,
-        plan: Plan,
-        device: torch.device,
-        text_buckets: tuple[int, ...],
-        mel_buckets: tuple[int, ...],
-        workers: int,
-    ) -> None:
-        super().__init__(split, plan, device)
-        self.text_buckets, self.mel_buckets, self.workers = sorted(text_buckets), sorted(mel_buckets), workers
-        check_buckets(split, self.text_buckets, self.mel_buckets)
-
-    def __iter__(self) -> Iterator[TextMelBatch]:
-        batches = ahead(self.plan.batches(self.epoch, self.start_batch), self.read, self.workers)
-        return to_device(batches, self.device)
 
     def read(self, indices: np.ndarray) -> TextMelBatch:
         """The batch of these utterances on the CPU; index -1 gives a row of one symbol 0 and no frames."""

@@ -1,0 +1,173 @@
+"""From texts to sound: parted, encoded, spoken in batches, vocoded, joined.
+
+What a text sounds like does not depend on the others of its batch.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dlx.speech.batching import pad
+from dlx.speech.vocoder import Vocoder
+
+from .markup import Piece, pieces
+from .model import Prediction
+from .pretrained import Found
+
+CHUNK = 200  # characters that are said in one go
+PAUSE = 0.15  # seconds of silence between pieces
+SPEEDS = (0.25, 4.0)
+
+# (text (B, T), lengths (B,), speed (B,), emphasis (B, T), pauses (B, T)) -> Prediction
+Acoustic = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Prediction]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of a text as it is read, and the frames of each of its symbols (T,)."""
+
+    text: str
+    durations: np.ndarray
+
+    @property
+    def frames(self) -> int:
+        return int(self.durations.sum())
+
+
+@dataclass(frozen=True)
+class Speech:
+    """One text said: float32 sound (S,) in -1..1, spectrogram (M, F) of its chunks one after the other."""
+
+    text: str
+    audio: np.ndarray
+    mel: np.ndarray
+    chunks: list[Chunk]
+    sample_rate: int
+
+    @property
+    def seconds(self) -> float:
+        return len(self.audio) / self.sample_rate
+
+
+@dataclass
+class Timing:
+    """Seconds that the stages took, and seconds of sound they made."""
+
+    acoustic: float = 0.0
+    vocoder: float = 0.0
+    sound: float = 0.0
+
+    @property
+    def real_time_factor(self) -> float:
+        """Seconds of sound made in a second."""
+        return self.sound / max(self.acoustic + self.vocoder, 1e-9)
+
+
+@dataclass
+class Synthesizer:
+    """A voice and a vocoder that agree on spectrograms (ValueError with the differences if not), ready to speak.
+
+    `acoustic` takes the place of the voice's own network, in another form (see `cuda.engine`); by default a copy of it
+    in `dtype`. `strict`: texts with characters that cannot be said are refused.
+    """
+
+    voice: Found
+    vocoder: Vocoder
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    dtype: torch.dtype = torch.float32
+    batch_size: int = 8
+    chunk: int = CHUNK
+    pause: float = PAUSE
+    strict: bool = False
+    acoustic: Acoustic | None = None
+
+    def __post_init__(self) -> None:
+        self.voice.mel.require_same(self.vocoder.mel)
+        if self.acoustic is None:
+            model = copy.deepcopy(self.voice.model).eval().requires_grad_(False).to(self.device, self.dtype)
+            self.acoustic = lambda text, lengths, speed, emphasis, pauses: model(
+                text, lengths, speed=speed, emphasis=emphasis, pauses=pauses
+            )
+        self.timing = Timing()
+
+    def plan(self, texts: Sequence[str], names: Sequence[str] | None = None) -> list[list[Piece]]:
+        """The pieces of each text. One ValueError tells of all that cannot be said, by their names."""
+        planned, faults = [], []
+        for number, text in enumerate(texts):
+            try:
+                planned.append(pieces(self.voice.front_end, text, self.chunk, self.strict, self.voice.leads))
+            except ValueError as error:
+                faults.append(f"{names[number] if names else f'text {number + 1}'}: {error}")
+        if faults:
+            raise ValueError("\n".join(faults))
+        return planned
+
+    def __call__(
+        self, texts: Sequence[str], names: Sequence[str] | None = None, speed: float | Sequence[float] = 1.0
+    ) -> list[Speech]:
+        """Each text said, in their order; all are checked before the first is. `speed`: of all, or of each."""
+        speeds = [float(speed)] * len(texts) if isinstance(speed, int | float) else [float(value) for value in speed]
+        if bad := [value for value in speeds if not SPEEDS[0] <= value <= SPEEDS[1]]:
+            raise ValueError(f"a speed lies between {SPEEDS[0]:g} and {SPEEDS[1]:g}, got {bad[0]:g}")
+        planned = self.plan(texts, names)
+        jobs = [(row, piece) for row, parts in enumerate(planned) for piece in parts]
+        order = sorted(range(len(jobs)), key=lambda job: -len(jobs[job][1].symbols))
+        done: dict[int, tuple[Chunk, np.ndarray, np.ndarray]] = {}
+        for first in range(0, len(order), self.batch_size):
+            batch = order[first : first + self.batch_size]
+            said = self._say([jobs[job][1] for job in batch], [speeds[jobs[job][0]] for job in batch])
+            done |= zip(batch, said, strict=True)
+        parts: list[list[Any]] = [[] for _ in texts]
+        for job, (row, _) in enumerate(jobs):
+            parts[row].append(done[job])
+        return [self._join(text, found) for text, found in zip(texts, parts, strict=True)]
+
+    @torch.no_grad()
+    def _say(self, batch: list[Piece], speeds: list[float]) -> list[tuple[Chunk, np.ndarray, np.ndarray]]:
+        """(chunk, spectrogram (M, F), sound) of each piece."""
+        mel = self.voice.mel
+        started = self._now()
+        symbols = [np.array(piece.symbols, np.int64) for piece in batch]
+        lengths = torch.tensor([len(row) for row in symbols])
+        frames = [
+            np.rint(np.array(piece.pauses) * mel.sample_rate / mel.hop_length).astype(np.int64) for piece in batch
+        ]
+        inputs = (
+            pad(symbols, int(lengths.max())),
+            lengths,
+            torch.tensor(speeds),
+            pad([np.array(piece.emphasis, np.float32) for piece in batch], int(lengths.max()), 1.0),
+            pad(frames, int(lengths.max())),
+        )
+        found = self.acoustic(*(tensor.to(self.device) for tensor in inputs))
+        spoken = self._now()
+        audio = self.vocoder(found.mel.float(), found.mel_lengths).float().cpu().numpy()
+        self.timing.acoustic += spoken - started
+        self.timing.vocoder += self._now() - spoken
+        mels, durations = found.mel.float().cpu().numpy(), found.durations.cpu().numpy()
+        results = []
+        for item, total in enumerate(found.mel_lengths.tolist()):
+            sound = audio[item, : total * mel.hop_length]
+            self.timing.sound += len(sound) / mel.sample_rate
+            chunk = Chunk(batch[item].text, durations[item, : len(symbols[item])])
+            results.append((chunk, mels[item, :, :total], sound))
+        return results
+
+    def _join(self, text: str, parts: list[tuple[Chunk, np.ndarray, np.ndarray]]) -> Speech:
+        rate = self.voice.mel.sample_rate
+        silence = np.zeros(round(self.pause * rate), np.float32)
+        sound = np.concatenate([piece for part in parts for piece in (part[2], silence)][:-1])
+        return Speech(text, sound, np.concatenate([part[1] for part in parts], 1), [part[0] for part in parts], rate)
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
