@@ -1,0 +1,271 @@
+"""The forms of one network behind one call, which is the model's own: text in, `Prediction` out.
+
+plain       `model.FastSpeech` in PyTorch, any device and precision
+kernels     the kernels of csrc/, launched one by one
+graph       the same captured as CUDA graphs, one a size: texts and spectrograms are filled up to a bucket
+tensorrt    a TensorRT engine (`fastspeech.tensorrt`)
+
+Padding changes no result, so a bucket does not either. B batch, T symbols, F frames.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from dlx.inference import GraphedModel
+
+from ..model import FastSpeech, Prediction
+from . import torch_ops
+from .network import KernelNetwork, refusal
+
+FORMS = ("plain", "kernels", "graph", "tensorrt")
+TEXT_BUCKETS = (32, 64, 96, 128, 192, 256, 384, 512)
+FRAME_BUCKETS = (64, 128, 192, 256, 384, 512, 640, 800, 1024, 1280, 1536, 2048)
+
+
+class Engine(Protocol):
+    """What every form has. ``speed``, ``emphasis``, ``pauses``, ``durations``, ``size`` as of `FastSpeech.forward`."""
+
+    form: str
+
+    def __call__(
+        self,
+        text: Tensor,
+        text_lengths: Tensor,
+        durations: Tensor | None = None,
+        size: int | None = None,
+        speed: float | Tensor = 1.0,
+        emphasis: Tensor | None = None,
+        pauses: Tensor | None = None,
+    ) -> Prediction: ...
+
+
+def bucket(length: int, sizes: Sequence[int]) -> int:
+    """The smallest size that fits; beyond the largest, the next multiple of it."""
+    for size in sizes:
+        if length <= size:
+            return size
+    return -(-length // sizes[-1]) * sizes[-1]
+
+
+def check(text: Tensor, text_lengths: Tensor, symbols: int) -> None:
+    """ValueError unless text is (B, T) and lengths (B,). Symbols and lengths are looked at only on the host."""
+    if text.dim() != 2 or text_lengths.shape != text.shape[:1] or not text.numel():
+        raise ValueError(f"expected text (B, T) and lengths (B,), got {tuple(text.shape)}, {tuple(text_lengths.shape)}")
+    if not text.is_cuda and (int(text.min()) < 0 or int(text.max()) >= symbols):
+        raise ValueError(f"symbols must be from 0 to {symbols - 1}, got {int(text.min())} to {int(text.max())}")
+    if not text_lengths.is_cuda and (int(text_lengths.min()) < 0 or int(text_lengths.max()) > text.shape[1]):
+        raise ValueError(f"lengths must be from 0 to {text.shape[1]}, got {text_lengths.tolist()}")
+
+
+class PlainEngine:
+    form = "plain"
+
+    def __init__(self, model: FastSpeech) -> None:
+        self.model = model.eval()
+        self.device = model.embedding.weight.device
+
+    @torch.inference_mode()
+    def __call__(self, text, text_lengths, durations=None, size=None, speed=1.0, emphasis=None, pauses=None):
+        check(text, text_lengths, self.model.config.num_symbols)
+        given = (text, text_lengths, durations, emphasis, pauses)
+        text, text_lengths, durations, emphasis, pauses = (
+            None if value is None else value.to(self.device) for value in given
+        )
+        speed = speed.to(self.device) if isinstance(speed, Tensor) else speed
+        return self.model(text, text_lengths, durations, size, speed, emphasis, pauses)
+
+
+class Request:
+    """The inputs of a call in one int32 tensor, so that one copy brings them to the device.
+
+    text (B, T), emphasis (float32 bits), pauses, then lengths (B,) and speed (float32 bits), each contiguous.
+    """
+
+    def __init__(self, batch: int, symbols: int, device: torch.device, pinned: bool = False) -> None:
+        self.data = torch.zeros(batch * (3 * symbols + 2), dtype=torch.int32, device=device, pin_memory=pinned)
+        area = batch * symbols
+        parts = self.data.split([area, area, area, batch, batch])
+        self.text, emphasis, self.pauses = (part.view(batch, symbols) for part in parts[:3])
+        self.lengths, speed = parts[3:]
+        self.emphasis, self.speed = emphasis.view(torch.float32), speed.view(torch.float32)
+
+    def fill(
+        self,
+        text: Tensor,
+        lengths: Tensor,
+        speed: float | Tensor = 1.0,
+        emphasis: Tensor | None = None,
+        pauses: Tensor | None = None,
+    ) -> None:
+        """Take over a call's inputs, filled up to the size here."""
+        symbols = text.shape[1]
+        self.text.zero_()
+        self.text[:, :symbols] = text
+        self.lengths.copy_(lengths)
+        self.emphasis.fill_(1)
+        self.pauses.zero_()
+        if emphasis is not None:
+            self.emphasis[:, :symbols] = emphasis
+        if pauses is not None:
+            self.pauses[:, :symbols] = pauses
+        if isinstance(speed, Tensor):
+            self.speed.copy_(speed)
+        else:
+            self.speed.fill_(speed)
+
+
+class KernelEngine:
+    """Kernels launched one by one on the current stream."""
+
+    form = "kernels"
+
+    def __init__(self, model: FastSpeech, library_rows: int | None = None) -> None:
+        self.network = KernelNetwork(model.eval(), library_rows)
+        self.device = model.embedding.weight.device
+
+    @torch.inference_mode()
+    def __call__(self, text, text_lengths, durations=None, size=None, speed=1.0, emphasis=None, pauses=None):
+        check(text, text_lengths, self.network.config.num_symbols)
+        symbols = text.shape[1]
+        run = self._prepared(text, text_lengths, speed, emphasis, pauses)
+        x, logs, predicted, totals = run.encoded
+        if durations is None:
+            least, durations = 1, predicted
+            frames = totals.tolist() if size is None else None
+        else:
+            least, frames = 0, None
+            predicted.zero_()
+            predicted[:, :symbols] = durations
+            if size is None:
+                frames = durations.sum(1).tolist()
+            durations = predicted
+        size = max(max(frames), 1) if size is None else size
+        mel, lengths = run.decode(size, least)
+        durations = durations[:, :symbols].long()
+        if least:
+            first = torch.arange(symbols, device=durations.device) == 0
+            durations = torch.where(first & (durations.sum(1, keepdim=True) == 0), 1, durations)
+        return Prediction(mel[:, :size].transpose(1, 2), lengths.long(), logs[:, :symbols], durations)
+
+    def _prepared(self, text, lengths, speed, emphasis, pauses) -> _Launched:
+        request = Request(*text.shape, self.device)
+        request.fill(text, lengths, speed, emphasis, pauses)
+        return _Launched(self.network, request)
+
+
+class _Launched:
+    """One call of the network whose first half has been queued."""
+
+    def __init__(self, network: KernelNetwork, request: Request) -> None:
+        self.network = network
+        self.encoded = encode(network, request)
+
+    def decode(self, size: int, least: int) -> tuple[Tensor, Tensor]:
+        return self.network.decode(self.encoded[0], self.encoded[2], size, least)
+
+
+def encode(network: KernelNetwork, request: Request) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Hidden states, log durations, whole frames, and each item's frames."""
+    found = network.encode(request.text, request.lengths, request.speed, request.emphasis, request.pauses)
+    return *found, found[2].sum(1)
+
+
+class GraphEngine(KernelEngine):
+    """Two graphs a size: text to durations, then, when the host knows how many frames there are, to the spectrogram.
+
+    Results are overwritten by the next call of the same size; clone what should stay. At most ``keep`` sizes of texts
+    are held, the last used, each with its sizes of spectrograms.
+    """
+
+    form = "graph"
+
+    def __init__(
+        self,
+        model: FastSpeech,
+        library_rows: int | None = None,
+        text_buckets: Sequence[int] = TEXT_BUCKETS,
+        frame_buckets: Sequence[int] = FRAME_BUCKETS,
+        keep: int = 16,
+    ) -> None:
+        super().__init__(model, library_rows)
+        if self.device.type != "cuda":
+            raise ValueError(f"graphs need a CUDA device, got {self.device}")
+        for sizes in (text_buckets, frame_buckets):
+            if not sizes or any(a >= b for a, b in itertools.pairwise([0, *sizes])):
+                raise ValueError(f"buckets must grow from above 0, got {tuple(sizes)}")
+        self.text_buckets, self.frame_buckets, self.keep = tuple(text_buckets), tuple(frame_buckets), keep
+        self.sizes: dict[tuple[int, int], _Graphs] = {}
+
+    def _prepared(self, text, lengths, speed, emphasis, pauses) -> _Graphs:
+        key = (text.shape[0], bucket(text.shape[1], self.text_buckets))
+        graphs = self.sizes.pop(key, None)
+        with torch.cuda.device(self.device):
+            graphs = graphs or _Graphs(self.network, *key, self.device, self.frame_buckets)
+            self.sizes[key] = graphs  # the last used comes last
+            while len(self.sizes) > self.keep:
+                del self.sizes[next(iter(self.sizes))]
+            graphs.start(text, lengths, speed, emphasis, pauses)
+        return graphs
+
+
+class _Graphs:
+    """The graphs of one batch size and one bucket of symbols."""
+
+    def __init__(
+        self, network: KernelNetwork, batch: int, symbols: int, device: torch.device, frame_buckets: Sequence[int]
+    ) -> None:
+        self.network, self.frame_buckets = network, frame_buckets
+        self.request = Request(batch, symbols, device)
+        self.request.lengths.fill_(1)
+        self.request.speed.fill_(1)
+        self.staging = Request(batch, symbols, torch.device("cpu"), pinned=True)
+        self.sent = torch.cuda.Event()
+        self.first = GraphedModel(lambda: encode(network, self.request))
+        self.encoded = self.first.output
+        self.second: dict[tuple[int, int], GraphedModel] = {}
+
+    def start(self, text, lengths, speed, emphasis, pauses) -> None:
+        if text.is_cuda:
+            self.request.fill(text, lengths, speed, emphasis, pauses)
+        else:
+            self.sent.synchronize()  # the copy of the call before has read it
+            self.staging.fill(text, lengths, speed, emphasis, pauses)
+            self.request.data.copy_(self.staging.data, non_blocking=True)
+            self.sent.record()
+        self.first()
+
+    def decode(self, size: int, least: int) -> tuple[Tensor, Tensor]:
+        key = (bucket(size, self.frame_buckets), least)
+        graph = self.second.get(key)
+        if graph is None:
+            x, _, durations, _ = self.encoded
+            graph = self.second[key] = GraphedModel(lambda: self.network.decode(x, durations, *key))
+        return graph()
+
+
+def build(model: FastSpeech, form: str = "auto", **options: Any) -> Engine:
+    """An engine of a model that is where and in the type it shall run. ValueError where a form cannot be.
+
+    "auto": graph on a GPU in half precision for models that kernels take, else plain.
+    """
+    if form == "auto":
+        weight = model.embedding.weight
+        able = weight.is_cuda and torch.cuda.get_device_capability(weight.device) >= (8, 0)
+        form = "graph" if able and refusal(model) is None else "plain"
+    if form == "plain":
+        return PlainEngine(model)
+    if form not in FORMS:
+        raise ValueError(f"unknown form {form!r}; known: auto, {', '.join(FORMS)}")
+    if form == "tensorrt":
+        from ..tensorrt.engine import TensorRTEngine
+
+        return TensorRTEngine(model, **options)
+    if torch_ops.device_library(model.embedding.weight) is None:
+        raise ValueError(f"form {form} needs a CUDA device, got {model.embedding.weight.device}")
+    return (KernelEngine if form == "kernels" else GraphEngine)(model, **options)

@@ -1,0 +1,71 @@
+"""How kernels are launched: tiles, splits, grids and shared memory. Numbers only, for every binding.
+
+B batch, L length, C channels. The figures repeat the constants of csrc/*.cu, which a test compares.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}  # DataType of common.cuh
+SUFFIXES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+RELU, NORM = 1, 2
+LONGEST_FRAMES = 1024  # of one symbol
+ROW = 64  # 16-bit values of a row in shared memory
+PROCESSORS = 132  # where nobody says how many the GPU has
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A block's rows and columns of the result."""
+
+    name: str
+    rows: int
+    columns: int
+    threads: int
+    stages: int
+
+    @property
+    def shared(self) -> int:
+        return (self.rows + self.columns) * ROW * self.stages * 2
+
+
+TILES = (Tile("small", 32, 64, 128, 5), Tile("medium", 64, 64, 128, 4), Tile("large", 128, 128, 256, 3))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which of TILES, and in how many parts the sum is made (with a norm)."""
+
+    tile: int
+    splits: int = 1
+
+    def grid(self, batch: int, length: int, outputs: int) -> tuple[int, int, int]:
+        tile = TILES[self.tile]
+        return batch * -(-length // tile.rows), -(-outputs // tile.columns), self.splits
+
+
+def plan_convolution(
+    batch: int, length: int, inputs: int, outputs: int, kernel: int, norm: bool, processors: int = PROCESSORS
+) -> Plan:
+    """The largest tile that still fills the GPU, since it reads least; and with a norm, as many parts of the sum as
+    give each processor three blocks, of at least 6 steps each."""
+    steps = kernel * -(-inputs // ROW)
+    most = max(1, min(steps // 6, 8)) if norm else 1
+    for number in (2, 1, 0):
+        across, down, _ = Plan(number).grid(batch, length, outputs)
+        blocks = across * down
+        wanted = processors * (2 if number == 2 else 1)
+        if number == 0 or (blocks if number == 2 else blocks * most) >= wanted:
+            return Plan(number, max(1, min(most, 3 * processors // blocks)) if number < 2 else 1)
+    raise AssertionError("unreachable")
+
+
+def attention_many(batch: int, length: int, heads: int, processors: int = PROCESSORS) -> bool:
+    """Whether blocks of 64 queries are enough to fill the GPU."""
+    return batch * heads * -(-length // 64) >= 2 * processors
+
+
+def tickets(batch: int, length: int) -> int:
+    """Counters that a convolution with a norm needs at most."""
+    return batch * -(-length // TILES[0].rows)

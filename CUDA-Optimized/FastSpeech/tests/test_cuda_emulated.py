@@ -1,0 +1,207 @@
+"""The kernels' arithmetic, indices and synchronisation without a GPU: csrc/*.cu compiled for the CPU, where
+cuda_host.h plays blocks, barriers, asynchronous copies and tensor cores. Errors are measured against float64 and may
+be twice those of the plain half-precision form."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastspeech.cuda import launches, native, reference, torch_ops
+
+HERE = Path(__file__).parent
+SOURCES = HERE.parent / "csrc"
+HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory) -> native.Library:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs g++")
+    target = tmp_path_factory.mktemp("emulated") / "kernels.so"
+    flags = ["-std=c++17", "-O2", "-w", "-fPIC", "-shared", "-U_FORTIFY_SOURCE", "-DFASTSPEECH_HOST", f"-I{HERE}"]
+    sources = [str(path) for path in sorted(SOURCES.glob("*.cu"))]
+    subprocess.run([compiler, *flags, "-x", "c++", *sources, "-o", str(target)], check=True)
+    return native.Library(target)
+
+
+def normal(*shape: int, dtype: torch.dtype, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
+    return (scale * torch.randn(shape, generator=torch.Generator().manual_seed(seed))).to(dtype)
+
+
+def wide(value):
+    if isinstance(value, torch.Tensor):
+        return value.double() if value.is_floating_point() else value
+    return [wide(item) for item in value] if isinstance(value, list) else value
+
+
+def check(host: native.Library, name: str, *arguments, lengths: torch.Tensor | None = None) -> torch.Tensor:
+    """The kernel's result, no further from float64 than twice the plain form is, and 0 beyond the lengths."""
+    plain = getattr(reference, name)
+    exact, half = plain(*[wide(value) for value in arguments]), plain(*arguments)
+    with torch_ops.host_library(host):
+        found = getattr(torch.ops.fastspeech, name)(*arguments)
+    first = (lambda y: y[0]) if isinstance(found, (tuple, list)) else (lambda y: y)
+    exact, half, result = first(exact), first(half), first(found)
+    assert result.shape == exact.shape and result.dtype == half.dtype and torch.isfinite(result).all()
+    error, allowed = (result.double() - exact).abs().max(), (half.double() - exact).abs().max()
+    floor = 1e-5 if half.dtype == FLOAT else 1e-4
+    assert error <= 2 * allowed + floor * exact.abs().max(), (name, float(error), float(allowed))
+    if lengths is not None:
+        for row, length in enumerate(lengths.tolist()):
+            assert (result[row, length:] == 0).all()
+    return found
+
+
+@pytest.mark.parametrize("dtype", [FLOAT, HALF, BFLOAT])
+@pytest.mark.parametrize("symbols, channels, size", [(5, 16, 40), (1, 6, 3), (300, 24, 70), (513, 8, 900)])
+@pytest.mark.parametrize("positions", [False, True])
+def test_length_regulation(host, dtype, symbols, channels, size, positions):
+    x = normal(3, symbols, channels, dtype=dtype)
+    durations = torch.randint(-1, 5, (3, symbols), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
+    durations[1] = 0
+    for least in (0, 1):
+        expanded, lengths = check(host, "regulate", x, durations, size, least, positions)
+        counts = durations.clamp(min=0)
+        counts[:, 0] = torch.where(counts.sum(1) == 0, least, counts[:, 0])
+        assert lengths.tolist() == counts.sum(1).clamp(max=size).tolist() and lengths.dtype == torch.int32
+        for row in range(3):
+            assert (expanded[row, lengths[row] :] == 0).all()
+            if not positions:
+                whole = x[row].repeat_interleave(counts[row], 0)[:size]
+                assert torch.equal(expanded[row, : len(whole)], whole)
+
+
+def test_frames_of_half_precision_are_counted_exactly(host):
+    x = torch.arange(600).half()[None, :, None].expand(1, 600, 8).contiguous()
+    with torch_ops.host_library(host):
+        expanded, lengths = torch_ops.regulate(x, torch.full((1, 600), 7), 4300)
+    assert lengths.tolist() == [4200]
+    assert torch.equal(expanded[0, :4200], x[0].repeat_interleave(7, 0)) and (expanded[0, 4200:] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [FLOAT, HALF, BFLOAT])
+@pytest.mark.parametrize("length, channels", [(9, 16), (33, 10), (1, 6)])
+def test_positions(host, dtype, length, channels):
+    lengths = torch.tensor([length, 0, max(length - 4, 1)], dtype=torch.int32)
+    check(host, "add_positions", normal(3, length, channels, dtype=dtype), lengths, lengths=lengths)
+    symbols = torch.randint(-1, 12, (3, length), generator=torch.Generator().manual_seed(2), dtype=torch.int32)
+    check(host, "embed", normal(11, channels, dtype=dtype), symbols, lengths, lengths=lengths)
+    check(host, "embed", normal(11, channels, dtype=dtype), symbols, None)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT, HALF, BFLOAT])
+@pytest.mark.parametrize("channels", [1, 40, 384, 390, 520])
+def test_residual_norm(host, dtype, channels):
+    x, residual = normal(2, 5, channels, dtype=dtype), normal(2, 5, channels, dtype=dtype, seed=1)
+    bias, gain, shift = (normal(channels, dtype=dtype, seed=seed) for seed in (2, 3, 4))
+    lengths = torch.tensor([5, 3], dtype=torch.int32)
+    check(host, "residual_norm", x, bias, residual, gain, shift, lengths, 1e-5, lengths=lengths)
+    check(host, "residual_norm", x, None, None, gain, shift, None, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [HALF, FLOAT])
+def test_a_norm_of_values_far_from_zero_keeps_its_digits(host, dtype):
+    x = 300 + normal(1, 4, 384, dtype=FLOAT)  # E[x^2] - mean^2 of these loses all digits in half precision
+    ones = torch.ones(384, dtype=dtype)
+    check(host, "residual_norm", x.to(dtype), None, None, ones, 0 * ones, None, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [HALF, BFLOAT])
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("batch, length, heads", [(3, 75, 2), (1, 16, 1), (2, 1, 3), (1, 130, 1)])
+def test_attention(host, monkeypatch, dtype, many, batch, length, heads):
+    monkeypatch.setattr(launches, "attention_many", lambda *sizes: many)
+    lengths = torch.tensor([length, max(length - 20, 1), 0][:batch], dtype=torch.int32)
+    qkv = normal(batch, length, heads * 192, dtype=dtype, scale=1.5)
+    qkv[1:, int(lengths[1]) if batch > 1 else length :] = float("nan")  # padding is never read
+    check(host, "attention64", qkv, lengths, heads, lengths=lengths)
+
+
+@pytest.mark.parametrize("dtype", [HALF, BFLOAT])
+@pytest.mark.parametrize("tile", [0, 1, 2])
+@pytest.mark.parametrize("taps, inputs, outputs, length", [(3, 72, 80, 37), (1, 128, 72, 70), (3, 200, 136, 1)])
+def test_convolution(host, monkeypatch, dtype, tile, taps, inputs, outputs, length):
+    monkeypatch.setattr(launches, "plan_convolution", lambda *sizes: launches.Plan(tile))
+    lengths = torch.tensor([max(length - 3, 1), length, 0], dtype=torch.int32)
+    x = normal(3, length, inputs, dtype=dtype)
+    for row in range(3):
+        x[row, lengths[row] :] = float("nan")  # padding is never read
+    weight, bias = normal(outputs, taps, inputs, dtype=dtype, seed=1, scale=0.1), normal(outputs, dtype=dtype, seed=2)
+    for relu in (False, True):
+        check(host, "convolution", x, weight, bias, lengths, relu, lengths=lengths)
+
+
+@pytest.mark.parametrize("dtype", [HALF, BFLOAT])
+@pytest.mark.parametrize("tile, splits", [(0, 1), (0, 3), (1, 2), (2, 1)])
+@pytest.mark.parametrize("taps, inputs, outputs, length", [(3, 136, 88, 37), (1, 64, 200, 5)])
+def test_convolution_with_norm(host, monkeypatch, dtype, tile, splits, taps, inputs, outputs, length):
+    monkeypatch.setattr(launches, "plan_convolution", lambda *sizes: launches.Plan(tile, splits))
+    lengths = torch.tensor([length, max(length - 3, 1), 0], dtype=torch.int32)
+    x, residual = normal(3, length, inputs, dtype=dtype), normal(3, length, outputs, dtype=dtype, seed=5)
+    weight = normal(outputs, taps, inputs, dtype=dtype, seed=1, scale=0.1)
+    bias, gain, shift = (normal(outputs, dtype=dtype, seed=seed) for seed in (2, 3, 4))
+    check(host, "convolution_norm", x, weight, bias, residual, gain, shift, lengths, False, 1e-5, lengths=lengths)
+    check(host, "convolution_norm", x, weight, None, None, gain, shift, None, True, 1e-5)
+
+
+def test_counters_come_back_as_zeros(host):
+    arrived = torch.zeros(launches.tickets(2, 70), dtype=torch.int32)
+    x, weight = normal(2, 70, 64, dtype=HALF), normal(72, 3, 64, dtype=HALF, scale=0.1)
+    gain = torch.ones(72, dtype=HALF)
+    with torch_ops.host_library(host):
+        results = [
+            torch_ops.convolution_norm(
+                x, weight, None, None, gain, gain, None, arrived=arrived, plan=launches.Plan(0, 3)
+            )
+            for _ in range(2)
+        ]
+    assert torch.equal(*results) and not arrived.any()
+
+
+def predictor(inputs: int, hidden: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    shapes = [
+        (hidden, 3, inputs),
+        (hidden,),
+        (hidden,),
+        (hidden,),
+        (hidden, 3, hidden),
+        (hidden,),
+        (hidden,),
+        (hidden,),
+    ]
+    weights = [
+        normal(*shape, dtype=dtype, seed=seed, scale=0.1) for seed, shape in enumerate([*shapes, (hidden,), (1,)])
+    ]
+    weights[2], weights[6] = weights[2] + 1, weights[6] + 1
+    weights[9] = weights[9] + 1.2
+    return weights
+
+
+@pytest.mark.parametrize("dtype", [HALF, BFLOAT])
+@pytest.mark.parametrize("inputs, hidden, symbols", [(64, 128, 31), (96, 256, 3), (32, 128, 14)])
+def test_duration_predictor(host, dtype, inputs, hidden, symbols):
+    lengths = torch.tensor([symbols, max(symbols - 15, 1), 0], dtype=torch.int32)
+    x, weights = normal(3, symbols, inputs, dtype=dtype), predictor(inputs, hidden, dtype)
+    logs, durations = check(host, "predict_durations", x, weights, lengths, None, None, None, 1e-5, lengths=lengths)
+    assert durations.sum() > symbols
+    assert torch.equal(durations, torch.floor((logs.exp() - 1).clamp(0, 1024) + 0.5).int())
+    speed, emphasis = torch.tensor([2.0, 1.0, 0.5]), 1 + normal(3, symbols, dtype=FLOAT).abs()
+    pauses = torch.randint(0, 3, (3, symbols), dtype=torch.int32, generator=torch.Generator().manual_seed(1))
+    controls = (speed, emphasis, pauses)
+    changed = check(host, "predict_durations", x, weights, lengths, *controls, 1e-5, lengths=lengths)[1]
+    frames = torch.floor((logs.exp() - 1).clamp(0, 1024) * emphasis / speed[:, None] + 0.5).int() + pauses
+    there = torch.arange(symbols) < lengths[:, None]
+    assert torch.equal(changed, torch.where(there, frames, 0))
+
+
+def test_sizes_that_kernels_do_not_take_are_refused(host):
+    with pytest.raises(ValueError, match="does not take"):
+        host.launch("residual_norm", *[None] * 7, 1, 1, 4096, 1e-5, 1, None)
+    with pytest.raises(ValueError, match="does not take"):
+        host.launch("convolution", *[None] * 10, 1, 1, 12, 16, 3, 0, 0.0, 0, 1, 1, None)
