@@ -19,6 +19,7 @@ _FOLDERS = {
     "convnets": "PyTorch/Classification/ConvNets",
     "ssd": "PyTorch/Detection/SSD",
     "tacotron2": "PyTorch/SpeechSynthesis/Tacotron2",
+    "fastspeech": "CUDA-Optimized/FastSpeech",
 }
 _ENTRIES = {
     "convnets.hub": [
@@ -39,6 +40,7 @@ _ENTRIES = {
     ],
     "ssd.hub": ["nvidia_ssd", "nvidia_ssd_processing_utils", "ssd300"],
     "tacotron2.hub": ["nvidia_tacotron2", "nvidia_waveglow", "nvidia_tts_utils"],
+    "fastspeech.hub": ["nvidia_fastspeech", "nvidia_fastspeech_utils"],
 }
 # A copy of one task (`./dlx copy`) has that task's entries alone.
 _FOLDERS = {package: folder for package, folder in _FOLDERS.items() if (_ROOT / folder / package).is_dir()}

@@ -99,7 +99,7 @@ def frame_symbols(durations: Tensor, size: int) -> Tensor:
     Frames are counted in int64, whatever the precision of the network.
     """
     ends = durations.long().cumsum(1)
-    steps = ends.new_zeros(len(ends), size + 1)
+    steps = ends.new_zeros(ends.shape[0], size + 1)
     steps = steps.scatter_add(1, ends.clamp(max=size), torch.ones_like(ends))
     return steps.cumsum(1)[:, :size].clamp(max=durations.shape[1] - 1)
 

@@ -10,7 +10,6 @@ audio = waveglow.infer(mel)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from dlx import paths, weights
 from dlx.speech.frontend import FrontEnd
+from dlx.speech.hub import TextUtils
 from dlx.speech.mel import MelConfig
 
 from . import pretrained as loading
@@ -152,29 +152,6 @@ def nvidia_waveglow(
     model.mel = found.mel
     model = model.to(device)
     return model if model_math == "fp32" else model.prepare(MATH[model_math])
-
-
-class TextUtils:
-    """Texts in, symbols out, with the call of NVIDIA's hub."""
-
-    def __init__(self, front_end: FrontEnd | None = None, device: str | torch.device = "cpu"):
-        self.front_end, self.device = front_end or FrontEnd(punctuation=False), torch.device(device)
-
-    def prepare_input_sequence(
-        self, texts: str | Sequence[str], cpu_run: bool = False, device: str | torch.device | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Symbols int64 (B, T), padded with 0, and lengths int64 (B,), in the order of ``texts``.
-
-        ``cpu_run`` puts them on the CPU whatever ``device`` says. Characters that cannot be said are left out with a
-        warning; a text of which nothing is left is a ValueError.
-        """
-        texts = [texts] if isinstance(texts, str) else list(texts)
-        if not texts:
-            raise ValueError("there are no texts")
-        rows = [torch.tensor(self.front_end.encode(text)) for text in texts]
-        symbols = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        place = torch.device("cpu") if cpu_run else torch.device(device) if device is not None else self.device
-        return symbols.to(place), torch.tensor([len(row) for row in rows]).to(place)
 
 
 def nvidia_tts_utils(voice=None, device="cpu"):
