@@ -5,6 +5,8 @@ Bond types are 0 single, 1 double, 2 triple, 3 aromatic. Positions are in angstr
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,8 @@ ELEMENTS = {"H": 1, "C": 6, "N": 7, "O": 8, "F": 9}  # what QM9, and so every mo
 SYMBOLS = {number: symbol for symbol, number in ELEMENTS.items()}
 _RADII = {1: 0.31, 6: 0.76, 7: 0.71, 8: 0.66, 9: 0.57}  # covalent radii (Cordero et al. 2008), angstrom
 _LONGEST = 1.3  # times the sum of the radii
+SHORTEST = 1e-3  # angstrom: closer atoms are in one place
+EMBEDDINGS = 8  # tries for a conformer, each with a seed of its own
 
 
 @dataclass
@@ -42,13 +46,17 @@ def _rdkit():
 
 
 def _bond_rows(molecule) -> np.ndarray:
-    chem = _rdkit()
-    kinds = [chem.BondType.SINGLE, chem.BondType.DOUBLE, chem.BondType.TRIPLE, chem.BondType.AROMATIC]
-    rows = [
-        (bond.GetBeginAtomIdx(), bond.GetEndAtomIdx(), kinds.index(bond.GetBondType()))
-        for bond in molecule.GetBonds()
-        if bond.GetBondType() in kinds
-    ]
+    """Rows atom, atom, type; a dative bond counts as single. ValueError for a bond of no such type."""
+    kind = _rdkit().BondType
+    types = {kind.SINGLE: 0, kind.DOUBLE: 1, kind.TRIPLE: 2, kind.AROMATIC: 3, kind.DATIVE: 0}
+    rows = []
+    for bond in molecule.GetBonds():
+        ends = bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()
+        if bond.GetBondType() not in types:
+            raise ValueError(
+                f"the bond of atoms {ends[0]} and {ends[1]} is {bond.GetBondType()}, which QM9 has none of"
+            )
+        rows.append((*ends, types[bond.GetBondType()]))
     return np.array(rows, np.int64).reshape(-1, 3)
 
 
@@ -95,7 +103,7 @@ def bonds_from_geometry(numbers: np.ndarray, positions: np.ndarray) -> np.ndarra
         return np.stack([first, second, np.zeros(len(first), np.int64)], 1)
 
 
-def _from_rdkit(molecule, name: str) -> Molecule:
+def _from_rdkit(molecule, name: str, bonds: np.ndarray | None = None) -> Molecule:
     unknown = sorted({atom.GetSymbol() for atom in molecule.GetAtoms()} - ELEMENTS.keys())
     if unknown:
         raise ValueError(f"{name}: element {', '.join(unknown)} is none of QM9's ({', '.join(ELEMENTS)})")
@@ -103,7 +111,16 @@ def _from_rdkit(molecule, name: str) -> Molecule:
     positions = np.asarray(molecule.GetConformer().GetPositions(), np.float64).reshape(-1, 3)
     if not np.isfinite(positions).all():
         raise ValueError(f"{name}: a position is not a finite number")
-    return Molecule(name, numbers, positions, _bond_rows(molecule))
+    found = Molecule(name, numbers, positions, _bond_rows(molecule) if bonds is None else bonds)
+    _check_distances(found)
+    return found
+
+
+def _check_distances(molecule: Molecule) -> None:
+    gaps = np.linalg.norm(molecule.positions[:, None] - molecule.positions[None], axis=-1)
+    first, second = np.nonzero(np.triu(gaps < SHORTEST, 1))
+    if len(first):
+        raise ValueError(f"{molecule.name}: atoms {first[0]} and {second[0]} are in one place")
 
 
 def from_smiles(smiles: str, seed: int = 0) -> Molecule:
@@ -121,65 +138,105 @@ def from_smiles(smiles: str, seed: int = 0) -> Molecule:
     if unknown:
         raise ValueError(f"{smiles!r}: element {', '.join(unknown)} is none of QM9's ({', '.join(ELEMENTS)})")
     molecule = chem.AddHs(molecule)
-    if AllChem.EmbedMolecule(molecule, randomSeed=seed) and AllChem.EmbedMolecule(
-        molecule, randomSeed=seed, useRandomCoords=True
-    ):
-        raise ValueError(f"{smiles!r}: no conformer found")
+    tries = ({"randomSeed": seed + number, "useRandomCoords": number > 0} for number in range(EMBEDDINGS))
+    if all(AllChem.EmbedMolecule(molecule, **options) for options in tries):
+        raise ValueError(f"{smiles!r}: no conformer found in {EMBEDDINGS} tries; give its geometry as a file")
+    bonds = _bond_rows(molecule)  # before the force field, which marks other bonds as aromatic
     if AllChem.MMFFHasAllMoleculeParams(molecule):
         AllChem.MMFFOptimizeMolecule(molecule, maxIters=2000)
-    return _from_rdkit(molecule, smiles)
+    return _from_rdkit(molecule, smiles, bonds)
 
 
-def read_molecules(path: str | Path) -> list[Molecule]:
+Skipped = list[tuple[str, str]]  # what could not be read: name and reason
+
+
+def read_molecules(path: str | Path, skipped: Skipped | None = None) -> list[Molecule]:
     """The molecules of an .sdf or .mol file (with 3-D positions and hydrogens) or of an .xyz file.
 
-    ValueError names the file, and the record that cannot be read.
+    ValueError names the file, and the record that cannot be read; with ``skipped`` a record is noted there instead.
     """
     path = Path(path)
     if not path.is_file():
-        raise ValueError(f"{path}: no such file")
-    if path.suffix.lower() == ".xyz":
-        return _read_xyz(path)
-    if path.suffix.lower() not in (".sdf", ".mol"):
+        raise ValueError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}")
+    readers = {".xyz": _xyz_records, ".sdf": _sdf_records, ".mol": _sdf_records}
+    if path.suffix.lower() not in readers:
         raise ValueError(f"{path}: not an .sdf, .mol or .xyz file")
-    found = []
-    for index, molecule in enumerate(_rdkit().SDMolSupplier(str(path), removeHs=False), 1):
-        if molecule is None:
-            raise ValueError(f"{path}: record {index} is not a valid molecule")
-        if not molecule.GetNumConformers() or not molecule.GetConformer().Is3D():
-            raise ValueError(f"{path}: record {index} has no 3-D positions; give its SMILES instead")
-        name = molecule.GetProp("_Name") if molecule.HasProp("_Name") else ""
-        found.append(_from_rdkit(molecule, name or f"{path.name}#{index}"))
-    if not found:
+    found: list[Molecule] = []
+    empty = True
+    for place, read in readers[path.suffix.lower()](path):
+        empty = False
+        try:
+            found.append(read())
+        except ValueError as error:
+            if skipped is None:
+                raise ValueError(f"{path}: {place}: {error}") from None
+            skipped.append((f"{path}: {place}", f"{path}: {place}: {error}"))
+    if empty:
         raise ValueError(f"{path}: holds no molecule")
     return found
 
 
-def _read_xyz(path: Path) -> list[Molecule]:
-    lines, found, row = path.read_text().splitlines(), [], 0
+Record = tuple[str, Callable[[], Molecule]]  # where it is, and what reads it
+
+
+def _sdf_records(path: Path) -> Iterator[Record]:
+    for index, molecule in enumerate(_rdkit().SDMolSupplier(str(path), removeHs=False), 1):
+        yield f"record {index}", functools.partial(_from_sdf, molecule, f"{path.name}#{index}")
+
+
+def _from_sdf(molecule, name: str) -> Molecule:
+    if molecule is None:
+        raise ValueError("not a valid molecule")
+    if not molecule.GetNumConformers() or not molecule.GetConformer().Is3D():
+        raise ValueError("has no 3-D positions; give its SMILES instead")
+    missing = sum(atom.GetTotalNumHs() for atom in molecule.GetAtoms())
+    if missing:
+        raise ValueError(f"lacks {missing} hydrogen atom(s), whose positions the model needs; give its SMILES instead")
+    title = molecule.GetProp("_Name").strip() if molecule.HasProp("_Name") else ""
+    return _from_rdkit(molecule, title or name)
+
+
+def _xyz_records(path: Path) -> Iterator[Record]:
+    try:
+        lines = path.read_text().splitlines()
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: not a text file") from None
+    row = number = 0
     while row < len(lines):
         if not lines[row].strip():
             row += 1
             continue
+        number += 1
+        place = f"the molecule at line {row + 1}"
         try:
             count = int(lines[row])
-            atoms = [line.split() for line in lines[row + 2 : row + 2 + count]]
-            if len(atoms) != count or count < 1:
-                raise ValueError(f"{count} atoms announced, {len(atoms)} found")
-            numbers = np.array([ELEMENTS[atom[0]] for atom in atoms], np.uint8)
-            positions = np.array([[float(value) for value in atom[1:4]] for atom in atoms]).reshape(count, 3)
-        except KeyError as error:
-            raise ValueError(f"{path}: line {row + 1}: element {error} is none of QM9's") from None
-        except (ValueError, IndexError) as error:
-            raise ValueError(f"{path}: the molecule at line {row + 1} cannot be read: {error}") from None
-        if not np.isfinite(positions).all():
-            raise ValueError(f"{path}: the molecule at line {row + 1} has a position that is not a finite number")
-        name = lines[row + 1].strip() or f"{path.name}#{len(found) + 1}"
-        found.append(Molecule(name, numbers, positions, bonds_from_geometry(numbers, positions)))
+        except ValueError:
+            raise ValueError(f"{path}: line {row + 1}: {lines[row][:40]!r} is not a number of atoms") from None
+        if count < 1:
+            raise ValueError(f"{path}: line {row + 1}: {count} atoms")
+        block = lines[row + 1 : row + 2 + count]
+        yield place, functools.partial(_from_xyz, block, count, f"{path.name}#{number}")
         row += 2 + count
-    if not found:
-        raise ValueError(f"{path}: holds no molecule")
-    return found
+
+
+def _from_xyz(block: list[str], count: int, name: str) -> Molecule:
+    """``block``: the comment and the lines of the atoms."""
+    atoms = [line.split() for line in block[1:]]
+    if len(atoms) != count:
+        raise ValueError(f"{count} atoms announced, {len(atoms)} found")
+    try:
+        numbers = np.array([ELEMENTS[atom[0]] for atom in atoms], np.uint8)
+        positions = np.array([[float(value) for value in atom[1:4]] for atom in atoms]).reshape(count, 3)
+    except KeyError as error:
+        raise ValueError(f"element {error} is none of QM9's") from None
+    except (ValueError, IndexError) as error:
+        raise ValueError(f"cannot be read: {error}") from None
+    if not np.isfinite(positions).all():
+        raise ValueError("a position is not a finite number")
+    molecule = Molecule(block[0].strip() or name, numbers, positions, np.zeros((0, 3), np.int64))
+    _check_distances(molecule)
+    molecule.bonds = bonds_from_geometry(numbers, positions)
+    return molecule
 
 
 def draw(molecule: Molecule, lines: list[str], size: tuple[int, int] = (480, 420)) -> bytes:

@@ -34,6 +34,7 @@ class EvaluateConfig(MoleculeOptions):
 
     checkpoint: str = configs.field(help="a run's folder, a checkpoint, or a name of `./dlx weights list`")
     split: Literal["train", "val", "test"] = configs.field("test", help="which molecules", group="data")
+    split_seed: int | None = configs.field(None, help="of the split; by default the model's own", ge=0, group="data")
     batch_size: int = configs.field(240, help="molecules at a time", ge=1, group="data")
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = configs.field("fp32", help="arithmetic of the products")
     device: str = configs.field("auto", help="auto, cpu, cuda or cuda:N")
@@ -93,6 +94,13 @@ def main(args: list[str] | None = None) -> dict[str, Any]:
             raise ValueError(f"{config.checkpoint} predicts {len(found.targets)} targets, evaluate measures one")
         scale = found.targets[0]
         source = DataOptions(task=scale.name, graph=found.graph, radius=found.radius)  # what the model was made for
+        if config.split_seed is None:
+            config.split_seed = found.split_seed
+        elif config.split_seed != found.split_seed and config.split != "train":
+            raise ValueError(
+                f"split_seed {config.split_seed}: {config.checkpoint} was trained with {found.split_seed}, so it has "
+                f"seen most molecules of this {config.split} split; leave split_seed out"
+            )
         molecules = config.open()[config.split]
         collate = source.collator(molecules, scale, world.device)
         plan = Plan(len(molecules), config.batch_size, False, rank=world.rank, world_size=world.size)

@@ -43,6 +43,12 @@ class Graph:
             self.num_graphs = 1 if self.num_graphs is None else self.num_graphs
         if len(self.batch) != self.num_nodes:
             raise ValueError(f"batch names {len(self.batch)} nodes, the graph has {self.num_nodes}")
+        if self.relative_pos is not None and len(self.relative_pos) != self.num_edges:
+            raise ValueError(f"relative_pos has {len(self.relative_pos)} rows, the graph has {self.num_edges} edges")
+        if self.edge_index.device.type == "cpu" and not torch.compiler.is_compiling():  # a GPU would be waited for
+            for name, values in (("dst", self.edge_index[1]), ("batch", self.batch)):
+                if (values.diff() < 0).any():
+                    raise ValueError(f"{name} must be in ascending order; Graph.build sorts edges")
         if self.num_graphs is None:
             self.num_graphs = int(self.batch.max()) + 1 if self.num_nodes else 0
 
@@ -64,6 +70,8 @@ class Graph:
         if not is_sorted:
             dst, order = dst.sort(stable=True)
             src = src[order]
+            if relative_pos is not None and len(relative_pos) != len(order):
+                raise ValueError(f"relative_pos has {len(relative_pos)} rows, the graph has {len(order)} edges")
             relative_pos = None if relative_pos is None else relative_pos[order]
         edge_index = torch.stack([src, dst]).long()
         return cls(edge_index, num_nodes, relative_pos=relative_pos, order=order, **options)

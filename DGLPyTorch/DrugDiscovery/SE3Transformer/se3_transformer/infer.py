@@ -31,7 +31,7 @@ class InferConfig:
     )
     seed: int = configs.field(0, help="of the conformer", ge=0)
     batch_size: int = configs.field(256, help="molecules at a time", ge=1)
-    tolerant: bool = configs.field(False, help="report SMILES that cannot be used and go on")
+    tolerant: bool = configs.field(False, help="report molecules that cannot be used and go on")
     pictures: bool = configs.field(True, help="draw every molecule with its predictions")
     output_dir: str = configs.field("runs/infer", help="predictions.json and the pictures")
     device: str = configs.field("auto", help="auto, cpu, cuda or cuda:N")
@@ -48,7 +48,7 @@ def read(config: InferConfig, skipped: list[tuple[str, str]]) -> list[chemistry.
                 raise
             skipped.append((smiles, str(error)))
     if config.file is not None:
-        found += chemistry.read_molecules(config.file)
+        found += chemistry.read_molecules(config.file, skipped if config.tolerant else None)
     return found
 
 

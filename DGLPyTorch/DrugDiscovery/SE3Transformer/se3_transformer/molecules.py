@@ -20,12 +20,12 @@ from torch import Tensor
 
 from dlx import draws
 
+from .chemistry import SHORTEST
 from .graph import Graph
 
 NODE_DIM = 6  # one of H, C, N, O, F, and the nuclear charge
 EDGE_DIM = 4  # single, double, triple, aromatic; all zero for a pair without a bond
 CHARGES = (1, 6, 7, 8, 9)
-SHORTEST = 1e-3  # angstrom
 GRAPHS = ("bonds", "full", "radius")
 TRAIN, TEST_SHARE = 100_000, 10  # of 130,831; the test split is a tenth of all
 _PER_MOLECULE = ("atoms", "edges", "index", "targets", "perceived")

@@ -73,7 +73,11 @@ class MoleculeOptions:
         if self.data_dir is not None:
             if not Path(self.data_dir).is_dir():
                 raise ValueError(f"data_dir {self.data_dir}: there is no such folder")
-            datasets.prepare(qm9.DATA_SET, source=self.data_dir)
+            prepared = datasets.prepare(qm9.DATA_SET, source=self.data_dir)
+            for part in qm9.PARTS:  # QM9 may have been prepared before, from elsewhere
+                given = Path(self.data_dir) / part
+                if not given.is_file() or given.stat().st_size != (prepared / part).stat().st_size:
+                    raise ValueError(f"data_dir {self.data_dir}: {part} is missing or is not QM9's table")
         everything = qm9.load()
         count = len(everything)
         parts = split(count, self.split_seed)

@@ -37,6 +37,7 @@ class Predictor:
     graph: str
     radius: float
     source: str
+    split_seed: int = 0
 
     def describe(self) -> dict[str, Any]:
         """The metadata that a checkpoint or a card carries."""
@@ -45,11 +46,14 @@ class Predictor:
             "targets": [target.to_json() for target in self.targets],
             "graph": self.graph,
             "radius": self.radius,
+            "split_seed": self.split_seed,
         }
 
     @torch.inference_mode()
     def predict(self, found: list[chemistry.Molecule], batch_size: int = 256) -> np.ndarray:
         """(molecules, targets) float64 in the targets' units."""
+        if not found:
+            raise ValueError("no molecules to predict for")
         device = next(self.model.parameters()).device
         nothing = np.zeros(0)
         pieces = [qm9.molecule_arrays(molecule, nothing) for molecule in found]
@@ -76,7 +80,8 @@ def from_metadata(metadata: Mapping[str, Any], state_dict: Mapping[str, Tensor],
     model = build_model(dict(metadata["model_options"]), len(targets))
     weights.load_into(model, to_canonical(model, state_dict))
     radius = float(metadata.get("radius", 5.0))
-    return Predictor(model.eval(), dict(metadata["model_options"]), targets, metadata["graph"], radius, source)
+    seed = int(metadata.get("split_seed", 0))
+    return Predictor(model.eval(), dict(metadata["model_options"]), targets, metadata["graph"], radius, source, seed)
 
 
 def load(

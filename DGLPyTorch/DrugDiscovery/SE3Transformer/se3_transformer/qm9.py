@@ -199,10 +199,11 @@ def molecule_arrays(
     """One molecule as a piece for ``flatten``: every bond in both directions, sorted by destination."""
     both = np.concatenate([molecule.bonds, molecule.bonds[:, [1, 0, 2]]])
     both = both[np.lexsort((both[:, 0], both[:, 1]))]
+    place = np.uint8 if len(molecule.numbers) <= 256 else np.int32  # QM9's have 29 atoms at most
     return {
         "atoms": np.array([len(molecule.numbers)]), "edges": np.array([len(both)]),
         "index": np.array([index], np.int32),
         "numbers": molecule.numbers, "positions": molecule.positions.astype(np.float32),
-        "src": both[:, 0].astype(np.uint8), "dst": both[:, 1].astype(np.uint8), "bond": both[:, 2].astype(np.uint8),
+        "src": both[:, 0].astype(place), "dst": both[:, 1].astype(place), "bond": both[:, 2].astype(np.uint8),
         "targets": targets[None].astype(np.float64), "perceived": np.array([perceived]),
     }  # fmt: skip

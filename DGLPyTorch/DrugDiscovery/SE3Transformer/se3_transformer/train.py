@@ -102,6 +102,7 @@ class Trainer(trainer.Trainer):
             "targets": [self.scale.to_json()],
             "graph": config.graph,
             "radius": config.radius,
+            "split_seed": config.split_seed,
         }
 
     def record_results(self, record: Record, result: dict[str, Any]) -> None:

@@ -168,6 +168,24 @@ def test_low_memory_mode_really_works_in_parts(monkeypatch):
     assert len(sizes) > 6 and max(sizes[1:-1]) <= 6 and sum(sizes) == 3 * 25
 
 
+def test_forces_in_low_memory_mode(monkeypatch):
+    """Gradients of positions where the messages are computed in several parts, twice."""
+    from se3_transformer.model import convolution
+
+    forces = []
+    for low_memory in (False, True):
+        torch.manual_seed(0)
+        net, case = model(3, low_memory).double(), Case(Fiber({0: 6}), Fiber({0: 4}), torch.float64)
+        if low_memory:
+            monkeypatch.setattr(convolution, "LOW_MEMORY_NUMBERS", 8000)
+        graph = case.graph()
+        graph.relative_pos = graph.relative_pos.clone().requires_grad_()
+        sum(value.square().sum() for value in net(graph, case.nodes, case.edges).values()).backward()
+        forces.append(graph.relative_pos.grad)
+    assert forces[0].abs().max() > 0
+    torch.testing.assert_close(forces[1], forces[0], rtol=1e-9, atol=1e-10)
+
+
 def invert_odd_paths(net: torch.nn.Module) -> torch.nn.Module:
     """A copy in which the weights of paths with odd J have the other sign."""
     other = copy.deepcopy(net)

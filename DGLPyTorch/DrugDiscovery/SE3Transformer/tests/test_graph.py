@@ -307,6 +307,28 @@ def test_edge_frames_are_the_basis_of_paths(case, sharing):
         assert (results[1][name] - value).abs().max() <= 1e-10 * max(1.0, value.abs().max().item()), name
 
 
+def test_what_cannot_be_right_is_refused():
+    edges = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    with pytest.raises(ValueError, match="dst must be in ascending order"):
+        Graph(edges, 3)
+    with pytest.raises(ValueError, match="batch must be in ascending order"):
+        Graph.build(*edges, 3, batch=torch.tensor([0, 1, 0]))
+    with pytest.raises(ValueError, match="relative_pos has 4 rows, the graph has 3 edges"):
+        Graph.build(*edges, 3, relative_pos=torch.zeros(4, 3))
+    with pytest.raises(ValueError, match="relative_pos has 4 rows, the graph has 3 edges"):
+        Graph.build(*edges, 3, relative_pos=torch.zeros(4, 3), is_sorted=True)
+    fibers = (Fiber({0: 2}), Fiber.create(2, 4), Fiber({0: 4}))
+    with pytest.raises(TypeError, match="unknown option 'low_memroy'; did you mean 'low_memory'"):
+        SE3Transformer(1, *fibers, 2, 2, low_memroy=True)
+    SE3Transformer(1, *fibers, 2, 2, data_dir="of the reference's command line")
+    with pytest.raises(ValueError, match="edge features of degree 3 would go unread"):
+        SE3Transformer(1, *fibers, 2, 2, fiber_edge=Fiber({0: 4, 3: 3}))
+    with pytest.raises(ValueError, match="return_type 1 is none of the output's degrees"):
+        SE3Transformer(1, *fibers, 2, 2, return_type=1)
+    with pytest.raises(ValueError, match="num_heads and channels_div must be at least 1, got 0"):
+        SE3Transformer(1, *fibers, 0, 2)
+
+
 def test_low_memory_in_frames_has_the_same_gradients():
     src, dst, positions, batch = joined()
     graph = Graph.build(src, dst, 15, relative_pos=positions[dst] - positions[src], batch=batch, num_graphs=3)

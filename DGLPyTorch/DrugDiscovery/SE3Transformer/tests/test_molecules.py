@@ -264,11 +264,14 @@ def test_molecules_from_smiles_and_files(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("2\n\nC 0 0 0\n", "line 1 cannot be read: 2 atoms announced, 1 found"),
+        ("2\n\nC 0 0 0\n", "line 1: 2 atoms announced, 1 found"),
         ("1\n\nS 0 0 0\n", "element 'S' is none of QM9's"),
         ("1\n\nC 0 zero 0\n", "cannot be read"),
         ("1\n\nC 0 nan 0\n", "not a finite number"),
         ("\n", "holds no molecule"),
+        ("two\n\nC 0 0 0\n", "line 1: 'two' is not a number of atoms"),
+        ("0\n\n", "line 1: 0 atoms"),
+        ("2\nodd\nC 0 0 0\nH 0 0 0\n", "line 1: odd: atoms 0 and 1 are in one place"),
     ],
 )
 def test_damaged_xyz_files_are_named(tmp_path, content, message):
@@ -289,6 +292,66 @@ def test_impossible_requests_are_refused(tmp_path):
     (tmp_path / "a.pdb").write_text("x")
     with pytest.raises(ValueError, match="not an .sdf, .mol or .xyz file"):
         chemistry.read_molecules(tmp_path / "a.pdb")
+
+
+@needs_rdkit
+def test_smiles_and_file_give_the_same_bonds(tmp_path):
+    """The force field marks bonds as aromatic by rules of its own: caffeine and uracil are such cases."""
+    from rdkit import Chem
+
+    for smiles in ("CN1C=NC2=C1C(=O)N(C(=O)N2C)C", "O=C1C=CNC(=O)N1", "c1ccc2[nH]ccc2c1"):
+        found = chemistry.from_smiles(smiles)
+        plain = chemistry._bond_rows(Chem.AddHs(Chem.MolFromSmiles(smiles)))
+        assert np.array_equal(found.bonds, plain), smiles
+        molecule = Chem.AddHs(Chem.MolFromSmiles(smiles))
+        conformer = Chem.Conformer(molecule.GetNumAtoms())
+        for index, place in enumerate(found.positions.tolist()):
+            conformer.SetAtomPosition(index, place)
+        molecule.AddConformer(conformer)
+        with Chem.SDWriter(str(tmp_path / "one.sdf")) as writer:
+            writer.write(molecule)
+        (again,) = chemistry.read_molecules(tmp_path / "one.sdf")
+        assert np.array_equal(again.bonds, found.bonds), smiles
+
+
+@needs_rdkit
+def test_bad_records_are_named_or_skipped(tmp_path):
+    from rdkit import Chem
+    from rdkit.Chem import AllChem
+
+    bare = Chem.MolFromSmiles("CC(=O)O")
+    whole = Chem.AddHs(bare)
+    for molecule in (bare, whole):
+        AllChem.EmbedMolecule(molecule, randomSeed=1)
+    with Chem.SDWriter(str(tmp_path / "acids.sdf")) as writer:
+        writer.write(bare)
+        writer.write(whole)
+    message = r"acids\.sdf: record 1: lacks 4 hydrogen atom\(s\)"
+    with pytest.raises(ValueError, match=message):
+        chemistry.read_molecules(tmp_path / "acids.sdf")
+    skipped = []
+    (left,) = chemistry.read_molecules(tmp_path / "acids.sdf", skipped)
+    assert len(left.numbers) == 8 and len(skipped) == 1 and "lacks 4 hydrogen" in skipped[0][1]
+    (tmp_path / "bytes.xyz").write_bytes(b"\xff\xfe\x00\x80")
+    with pytest.raises(ValueError, match=r"bytes\.xyz: not a text file"):
+        chemistry.read_molecules(tmp_path / "bytes.xyz")
+    with pytest.raises(ValueError, match="is a folder"):
+        chemistry.read_molecules(tmp_path)
+    dative = chemistry.from_smiles("CN(C)(C)->O")
+    assert len(dative.bonds) == len(dative.numbers) - 1  # no ring, nothing apart
+    with pytest.raises(ValueError, match="which QM9 has none of"):
+        chemistry.from_smiles("C~C")
+
+
+def test_molecules_of_more_than_256_atoms_keep_their_bonds():
+    count = 300
+    chain = np.stack([np.arange(count - 1), np.arange(1, count), np.zeros(count - 1, int)], 1)
+    positions = np.stack([np.arange(count) * 1.5, np.zeros(count), np.zeros(count)], 1)
+    molecule = chemistry.Molecule("chain", np.full(count, 6, np.uint8), positions, chain)
+    small = chemistry.Molecule("two", np.full(2, 6, np.uint8), positions[:2], chain[:1])
+    molecules = Molecules(flatten([qm9.molecule_arrays(entry, np.zeros(0)) for entry in (molecule, small)]))
+    graph = Collator(molecules, "bonds", None)(np.arange(2)).graph
+    assert int(graph.dst.max()) == 301 and sorted((graph.src - graph.dst).abs().tolist()) == [1] * (2 * count)
 
 
 def small_checkpoint(folder, graph: str = "bonds") -> torch.nn.Module:

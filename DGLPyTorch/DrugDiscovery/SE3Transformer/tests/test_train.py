@@ -106,6 +106,8 @@ def test_evaluate_and_infer_use_what_was_trained(whole_run, tmp_path, molecules)
     found = pretrained.load(whole_run)
     # By hand: the predictor's own way from molecules to values of the target's unit.
     config = configs.parse(evaluate.EvaluateConfig, ["--checkpoint", str(whole_run)], configs_dir=CONFIGS)
+    assert config.split_seed is None
+    config.split_seed = found.split_seed
     split = config.open()["val"]
     collate = options.DataOptions().collator(split, found.targets[0], "cpu")
     with torch.no_grad():
@@ -113,6 +115,8 @@ def test_evaluate_and_infer_use_what_was_trained(whole_run, tmp_path, molecules)
         outputs = found.model(batch.graph, batch.node_feats, batch.edge_feats).numpy()
     errors = found.targets[0].restore(outputs, split.composition()) - options.target_values(split, "homo")
     assert np.abs(errors).mean() == pytest.approx(result["mae"], rel=1e-5)
+    with pytest.raises(ValueError, match="split_seed 5: .* was trained with 0"):
+        evaluate.main(["--checkpoint", str(whole_run), "--split_seed", "5", "--device", "cpu"])
     content = infer.main(
         ["--checkpoint", str(whole_run), "--smiles", "CCO", "--device", "cpu", "--output_dir", str(tmp_path / "i")]
     )

@@ -186,10 +186,20 @@ class ConvSE3(nn.Module):
         size = max(1, LOW_MEMORY_NUMBERS // numbers)
         parts = []
         for edges in torch.arange(graph.num_edges, device=graph.src.device).split(size):
-            some = {degree: value[edges] for degree, value in edge_feats.items()}
-            arguments = (node_feats, some, graph.src[edges], geometry.part(edges))
-            parts.append(recomputed(self._part, *arguments))
+            parts.append(recomputed(self._some, node_feats, edge_feats, graph, geometry, edges))
         return {degree: torch.cat([part[degree] for part in parts]) for degree in parts[0]}
+
+    def _some(
+        self,
+        node_feats: Mapping[str, Tensor],
+        edge_feats: Mapping[str, Tensor],
+        graph: Graph,
+        geometry: Geometry,
+        edges: Tensor,
+    ) -> dict[str, Tensor]:
+        """Messages of some of the edges. Their geometry is made here: it, too, is computed again and not kept."""
+        some = {degree: value[edges] for degree, value in edge_feats.items()}
+        return self._part(node_feats, some, graph.src[edges], geometry.part(edges))
 
     def sources(
         self, node_feats: Mapping[str, Tensor], edge_feats: Mapping[str, Tensor], src: Tensor

@@ -8,6 +8,8 @@ require a gradient get one.
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -67,6 +69,18 @@ class SE3Transformer(nn.Module):
         for name, only in VARIANTS.items():
             if kwargs.get(name, only) != only:
                 raise ValueError(f"{name} {kwargs[name]!r} is not supported, only {only!r}")
+        own = inspect.signature(SE3Transformer.__init__).parameters.keys() - {"self", "kwargs"}
+        for name in kwargs.keys() - VARIANTS.keys():
+            if close := difflib.get_close_matches(name, own, 1, 0.85):
+                raise TypeError(f"unknown option {name!r}; did you mean {close[0]!r}?")
+        if num_heads < 1 or channels_div < 1:
+            raise ValueError(f"num_heads and channels_div must be at least 1, got {num_heads} and {channels_div}")
+        if return_type is not None and return_type not in fiber_out.degrees:
+            raise ValueError(f"return_type {return_type} is none of the output's degrees {fiber_out.degrees}")
+        read = {0, *fiber_in.degrees, *(fiber_hidden.degrees if num_layers else ())}
+        idle = [degree for degree in (fiber_edge or Fiber({})).degrees if degree not in read]
+        if idle:
+            raise ValueError(f"edge features of degree {idle[0]} would go unread: no layer's input has that degree")
         self.num_layers, self.num_heads, self.channels_div = num_layers, num_heads, channels_div
         self.fiber_in, self.fiber_hidden, self.fiber_out = fiber_in, fiber_hidden, fiber_out
         self.fiber_edge = Fiber({}) if fiber_edge is None else fiber_edge

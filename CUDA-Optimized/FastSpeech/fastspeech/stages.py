@@ -1,0 +1,168 @@
+"""Where the time of a call goes: the network's halves, and each kernel beside its plain form, with what the memory and
+the matrix units would allow at best. B batch, L length, C channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from dlx import bench
+from dlx.inference import GraphedModel
+
+from .cuda import launches, reference, torch_ops
+from .model import FastSpeechConfig
+from .registry import ARCHITECTURES
+
+if TYPE_CHECKING:
+    from .benchmark import BenchmarkConfig
+
+BYTES_PER_SECOND, FLOPS_PER_SECOND = 4.24e12, 709e12  # measured ceilings of an H200: a copy, a bf16 product
+REPEATS = 20  # calls in one graph, so that launching costs nothing
+
+
+@dataclass
+class Operation:
+    """A kernel at one place of the network. ``times``: how often a call has it."""
+
+    name: str
+    times: int
+    operator: str
+    arguments: tuple[Any, ...]
+    flops: float
+    bytes: float
+
+
+def operations(config: FastSpeechConfig, batch: int, text: int, frames: int, dtype: torch.dtype, device: Any) -> list[Operation]:
+    """Every launch of the network, with the least it has to compute and to move."""
+    generator = torch.Generator().manual_seed(0)
+
+    def made(*shape: int, scale: float = 1.0) -> Tensor:
+        return (scale * torch.randn(shape, generator=generator)).to(device, dtype)
+
+    def full(value: int) -> Tensor:
+        return torch.full((batch,), value, dtype=torch.int32, device=device)
+
+    width, wide, size = config.channels, config.heads * config.head_channels, dtype.itemsize
+    gain = made(width)
+
+    def product(name: str, times: int, length: int, inputs: int, outputs: int, taps: int, norm: bool, relu: bool = False):
+        x, weight, bias = made(batch, length, inputs), made(outputs, taps, inputs, scale=0.02), made(outputs)
+        moved = size * (x.numel() + weight.numel() + batch * length * outputs * (2 if norm else 1))
+        flops = 2.0 * batch * length * outputs * inputs * taps
+        if norm:
+            arguments = (x, weight, bias, made(batch, length, outputs), gain, gain, full(length), False, 1e-5)
+            return Operation(name, times, "convolution_norm", arguments, flops, moved)
+        return Operation(name, times, "convolution", (x, weight, bias, full(length), relu), flops, moved)
+
+    found = []
+    for side, length, blocks in (("text", text, config.encoder_blocks), ("mel", frames, config.decoder_blocks)):
+        qkv = made(batch, length, 3 * wide)
+        area = float(batch * length)
+        found += [
+            product(f"{side} qkv", blocks, length, width, 3 * wide, 1, False),
+            Operation(
+                f"{side} attention", blocks, "attention64", (qkv, full(length), config.heads),
+                4.0 * area * length * wide, size * area * 4 * wide,
+            ),
+            product(f"{side} attention output + norm", blocks, length, wide, width, 1, True),
+            product(f"{side} first convolution + relu", blocks, length, width, config.feed_forward, 3, False, True),
+            product(f"{side} second convolution + norm", blocks, length, config.feed_forward, width, 3, True),
+        ]  # fmt: skip
+    x, mel = made(batch, text, width), made(batch, frames, width)
+    hidden = config.predictor
+    weights = [made(hidden, 3, width, scale=0.05), made(hidden), made(hidden), made(hidden)]
+    weights += [made(hidden, 3, hidden, scale=0.05), made(hidden), made(hidden), made(hidden), made(hidden), made(1)]
+    symbols = torch.ones(batch, text, dtype=torch.int32, device=device)
+    durations = torch.full((batch, text), frames // text, dtype=torch.int32, device=device)
+    found += [
+        Operation(
+            "embedding + positions", 1, "embed", (made(config.num_symbols, width), symbols, full(text)),
+            0, size * 2.0 * x.numel(),
+        ),
+        Operation(
+            "duration predictor", 1, "predict_durations", (x, weights, full(text), None, None, None, 1e-5),
+            6.0 * batch * text * hidden * (width + hidden), size * float(x.numel() + sum(w.numel() for w in weights)),
+        ),
+        Operation(
+            "length regulation + positions", 1, "regulate", (x, durations, frames, 1, True),
+            0, size * float(x.numel() + mel.numel()),
+        ),
+        Operation(
+            "residual + norm", 0, "residual_norm", (mel, gain, mel, gain, gain, full(frames), 1e-5),
+            0, size * 3.0 * mel.numel(),
+        ),
+        product("mel linear", 1, frames, width, config.num_mels, 1, False),
+    ]  # fmt: skip
+    return found
+
+
+def repeated(call: Callable[[], Any], device: torch.device) -> tuple[Callable[[], Any], int]:
+    """A call many times over as one graph, and how many; itself on a CPU."""
+    if device.type != "cuda":
+        return call, 1
+
+    def many() -> None:
+        for _ in range(REPEATS):
+            call()
+
+    return GraphedModel(many), REPEATS
+
+
+def measure_stages(config: BenchmarkConfig, batch: int, device: torch.device) -> list[dict[str, Any]]:
+    """A row a kernel and, of products with several ways to be launched, a row a way; each beside its plain form."""
+    sizes = ARCHITECTURES[config.arch].config
+    rows: list[dict[str, Any]] = []
+    for operation in operations(sizes, batch, config.text_length, config.frames, config.dtype, device):
+        own, plain = getattr(torch_ops, operation.operator), getattr(reference, operation.operator)
+        calls: dict[str, Callable[[], Any]] = {}
+        if torch_ops.device_library(operation.arguments[0]) is not None:
+            calls["kernel"] = lambda own=own, given=operation.arguments: own(*given)
+            calls |= _tiles(operation, device)
+        calls["plain"] = lambda plain=plain, given=operation.arguments: plain(*given)
+        for name, call in calls.items():
+            rows.append(_row(config, operation, name, call, batch, device))
+    return rows
+
+
+def _tiles(operation: Operation, device: torch.device) -> dict[str, Callable[[], Any]]:
+    """Other plans of a product with a norm than the usual one, for a GPU to say which is best."""
+    if operation.operator != "convolution_norm" or device.type != "cuda":
+        return {}
+
+    def way(plan: launches.Plan) -> Callable[[], Any]:
+        return lambda: torch_ops.convolution_norm(*operation.arguments, plan=plan)
+
+    return {
+        f"{tile.name} x {splits}": way(launches.Plan(number, splits))
+        for number, tile in enumerate(launches.TILES)
+        for splits in (1, 2, 4)
+    }
+
+
+def _row(
+    config: BenchmarkConfig, operation: Operation, program: str, call: Callable[[], Any], batch: int, device: torch.device
+) -> dict[str, Any]:
+    with torch.inference_mode():
+        many, times = repeated(call, device)
+        measured = bench.measure(
+            many, unit="calls/s", items=times, device=device, warmup=config.warmup, iterations=config.iterations,
+            batch=batch, precision=config.precision, mode="throughput",
+        )  # fmt: skip
+    seconds = 1 / measured.throughput
+    floor = max(operation.bytes / BYTES_PER_SECOND, operation.flops / FLOPS_PER_SECOND)
+    print(f"{batch:>6}  {operation.name:34s} {program:12s} {seconds * 1e6:10.2f} us", flush=True)
+    return {
+        "stage": operation.name,
+        "program": program,
+        "per_call": operation.times,
+        "microseconds": seconds * 1e6,
+        "gigabytes_per_second": operation.bytes / seconds / 1e9,
+        "teraflops": operation.flops / seconds / 1e12,
+        "floor_microseconds": floor * 1e6,
+        "of_floor": floor / seconds,
+        **measured.to_json(),
+    }
