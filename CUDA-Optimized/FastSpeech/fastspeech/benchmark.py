@@ -49,9 +49,7 @@ class BenchmarkConfig:
     batch_sizes: list[int] = configs.field([1], help="items per call", ge=1)
     text_length: int = configs.field(128, help="symbols of an item", ge=1)
     frames: int = configs.field(800, help="of an item's spectrogram", ge=1)
-    forms: list[str] = configs.field(
-        [], help=f"the first is ours: {', '.join(engines.FORMS)}; none: the best there is"
-    )
+    forms: list[str] = configs.field([], help=f"the first is ours: {', '.join(engines.FORMS)}; none: the best there is")
     peers: list[str] = configs.field([], help=f"measured side by side: {', '.join(PEERS)}")
     library_rows: int | None = configs.field(
         None, help="positions of a batch from which on convolutions are cuDNN's; null: never"
@@ -183,7 +181,9 @@ def measure_speaking(config: BenchmarkConfig, batch: int, device: torch.device) 
         if found.mel.shape != reference.mel.shape:
             raise ValueError(f"{name} made {tuple(found.mel.shape)} instead of {tuple(reference.mel.shape)}")
         checks[name] = gap(found.mel, reference.mel) | memory(run, device)
-    rows = measure(config, programs, batch, device, batch * config.frames, "mel frames/s", config.mode) if programs else []
+    rows = (
+        measure(config, programs, batch, device, batch * config.frames, "mel frames/s", config.mode) if programs else []
+    )
     return [row | checks[row["program"]] for row in rows] + skipped
 
 

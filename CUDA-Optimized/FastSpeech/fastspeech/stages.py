@@ -36,7 +36,9 @@ class Operation:
     bytes: float
 
 
-def operations(config: FastSpeechConfig, batch: int, text: int, frames: int, dtype: torch.dtype, device: Any) -> list[Operation]:
+def operations(
+    config: FastSpeechConfig, batch: int, text: int, frames: int, dtype: torch.dtype, device: Any
+) -> list[Operation]:
     """Every launch of the network, with the least it has to compute and to move."""
     generator = torch.Generator().manual_seed(0)
 
@@ -49,7 +51,9 @@ def operations(config: FastSpeechConfig, batch: int, text: int, frames: int, dty
     width, wide, size = config.channels, config.heads * config.head_channels, dtype.itemsize
     gain = made(width)
 
-    def product(name: str, times: int, length: int, inputs: int, outputs: int, taps: int, norm: bool, relu: bool = False):
+    def product(
+        name: str, times: int, length: int, inputs: int, outputs: int, taps: int, norm: bool, relu: bool = False
+    ):
         x, weight, bias = made(batch, length, inputs), made(outputs, taps, inputs, scale=0.02), made(outputs)
         moved = size * (x.numel() + weight.numel() + batch * length * outputs * (2 if norm else 1))
         flops = 2.0 * batch * length * outputs * inputs * taps
@@ -144,7 +148,12 @@ def _tiles(operation: Operation, device: torch.device) -> dict[str, Callable[[],
 
 
 def _row(
-    config: BenchmarkConfig, operation: Operation, program: str, call: Callable[[], Any], batch: int, device: torch.device
+    config: BenchmarkConfig,
+    operation: Operation,
+    program: str,
+    call: Callable[[], Any],
+    batch: int,
+    device: torch.device,
 ) -> dict[str, Any]:
     with torch.inference_mode():
         many, times = repeated(call, device)
