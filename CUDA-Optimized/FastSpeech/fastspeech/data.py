@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -166,6 +166,7 @@ def build_loader(
     text_buckets: Sequence[int] = (),
     mel_buckets: Sequence[int] = (),
     workers: int = 2,
+    resident: bool = False,
     world_rank: int = 0,
     world_size: int = 1,
     device: str | torch.device = "cpu",
@@ -173,24 +174,36 @@ def build_loader(
     """The loader of a split on one rank; batches arrive on `device`.
 
     `window`: see `BucketPlan`. With buckets a batch is padded to the smallest sizes that hold it, so that few shapes
-    occur; without, to its longest. `workers`: threads that read ahead.
+    occur; without, to its longest. `workers`: threads that read ahead. `resident`: spectrograms stay in memory.
     """
     chosen, device = split_of(data, split), torch.device(device)
     if isinstance(chosen, Synthetic):
         return SyntheticLoader(chosen, Plan(len(chosen), batch_size, train, seed, world_rank, world_size), device)
     plan = BucketPlan(len(chosen), batch_size, train, seed, world_rank, world_size, chosen.frames, window)
-    return TimedLoader(chosen, plan, device, text_buckets, mel_buckets, workers)
+    return TimedLoader(chosen, plan, device, text_buckets, mel_buckets, workers, resident=resident)
 
 
 class TimedLoader(UtteranceLoader):
     """Batches of text, durations and cached spectrograms."""
+
+    def __init__(self, *args: Any, resident: bool = False) -> None:
+        super().__init__(*args)
+        self.resident = resident
+        self.kept: dict[int, np.ndarray] = {}
+
+    def _mels(self, indices: np.ndarray) -> list[np.ndarray]:
+        if not self.resident:
+            return read_mels(self.split, indices)
+        missing = np.array([index for index in indices if index not in self.kept], np.int64)
+        self.kept |= zip(missing.tolist(), read_mels(self.split, missing), strict=True)
+        return [self.kept[index] for index in indices.tolist()]
 
     def read(self, indices: np.ndarray) -> Batch:
         split: TimedSplit = self.split
         nothing = np.zeros(1, np.int64)
         text = [split.text[index] if index >= 0 else nothing for index in indices]
         frames = [split.durations[index] if index >= 0 else nothing for index in indices]
-        mels = read_mels(split, indices)
+        mels = self._mels(indices)
         lengths = torch.tensor([mel.shape[1] for mel in mels])
         width = bucket(max(map(len, text)), self.text_buckets)
         batch = Batch(

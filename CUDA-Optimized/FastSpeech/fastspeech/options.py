@@ -27,6 +27,7 @@ class DataOptions(options.DataOptions):
         group="data",
     )
     aligner_steps: int = field(ALIGNER_STEPS, help="steps in which an alignment is learnt", ge=1, group="data")
+    resident: bool = field(False, help="keep spectrograms in memory once they are read", group="data")
 
     def open_timed(self, device: Any = "cpu", progress: Any = None, **sizes: int) -> dict[str, TimedSplit | Synthetic]:
         """`open`, with the durations of every symbol; an alignment is learnt on `device`."""
@@ -45,6 +46,7 @@ class DataOptions(options.DataOptions):
             text_buckets=self.text_buckets,
             mel_buckets=self.mel_buckets,
             workers=self.workers,
+            resident=self.resident,
             world_rank=world.rank,
             world_size=world.size,
             device=world.device,

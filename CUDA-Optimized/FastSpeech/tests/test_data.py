@@ -86,6 +86,15 @@ def test_an_epoch_resumes_exactly(splits, workers):
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
+def test_resident_spectrograms_are_the_same_and_read_once(splits, monkeypatch):
+    once, kept = list(loader(splits)), loader(splits, resident=True, workers=0)
+    first = list(kept)
+    monkeypatch.setattr(splits["train"].mels, "get", None)
+    for batches in (first, list(kept)):
+        for mine, theirs in zip(batches, once, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
 def test_buckets_give_few_shapes(splits):
     found = list(loader(splits, text_buckets=(40,), mel_buckets=(70, 250)))
     assert {batch.mel.shape[2] for batch in found} <= {70, 250}
