@@ -43,6 +43,9 @@ class VoiceOptions:
     pause: float = field(PAUSE, help="silence between pieces in seconds", ge=0)
     batch_size: int = field(8, help="pieces at a time", ge=1)
     precision: Literal["fp32", "bf16", "fp16"] = field("fp32", help="of weights and activations")
+    form: Literal["auto", "plain", "kernels", "graph", "tensorrt"] = field(
+        "auto", help="of the network: PyTorch, CUDA kernels, these as graphs, TensorRT; auto: the fastest that can run"
+    )
     strict: bool = field(False, help="refuse texts with characters that cannot be said")
     device: str = field("auto", help="auto, cpu, cuda or cuda:N")
 
@@ -66,7 +69,7 @@ def build(config: VoiceOptions, device: torch.device) -> Synthesizer:
     """The voice and the vocoder that the options name."""
     voice, dtype = pretrained.load(config.checkpoint, arch=config.arch), DTYPES[config.precision]
     vocoder = fast_vocoder.optimize(vocoders.load(config.vocoder, device=device, mel=voice.mel), dtype)
-    names = ("batch_size", "chunk", "pause", "strict")
+    names = ("batch_size", "chunk", "pause", "strict", "form")
     return Synthesizer(voice, vocoder, device, dtype, **{name: getattr(config, name) for name in names})
 
 
@@ -105,6 +108,7 @@ def main(args: list[str] | None = None) -> dict[str, Any]:
         "checkpoint": synthesizer.voice.source,
         "arch": synthesizer.voice.arch,
         "vocoder": config.vocoder,
+        "form": synthesizer.engine.form,
         "speed": config.speed,
         "texts": entries,
         "real_time_factor": round(timing.real_time_factor, 3),

@@ -7,27 +7,27 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from dlx.speech.batching import pad
 from dlx.speech.vocoder import Vocoder
 
+from .cuda import engine as engines
+from .cuda.build import BuildError
+from .cuda.engine import Engine
 from .markup import Piece, pieces
-from .model import Prediction
+from .model import FastSpeech
 from .pretrained import Found
 
 CHUNK = 200  # characters that are said in one go
 PAUSE = 0.15  # seconds of silence between pieces
 SPEEDS = (0.25, 4.0)
-
-# (text (B, T), lengths (B,), speed (B,), emphasis (B, T), pauses (B, T)) -> Prediction
-Acoustic = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Prediction]
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,23 @@ class Timing:
         return self.sound / max(self.acoustic + self.vocoder, 1e-9)
 
 
+def engine_of(model: FastSpeech, form: str) -> Engine:
+    """The model in a form; "auto" does without the kernels where their compiler is missing, and says so."""
+    try:
+        return engines.build(model, form)
+    except BuildError as error:
+        if form != "auto":
+            raise
+        warnings.warn(f"speaking in the plain form: {error}", stacklevel=2)
+        return engines.build(model, "plain")
+
+
 @dataclass
 class Synthesizer:
     """A voice and a vocoder that agree on spectrograms (ValueError with the differences if not), ready to speak.
 
-    `acoustic` takes the place of the voice's own network, in another form (see `cuda.engine`); by default a copy of it
-    in `dtype`. `strict`: texts with characters that cannot be said are refused.
+    `form`: of the network, in `dtype`, see `cuda.engine`; "auto" is the fastest that can run here. `strict`: texts with
+    characters that cannot be said are refused.
     """
 
     voice: Found
@@ -87,15 +98,12 @@ class Synthesizer:
     chunk: int = CHUNK
     pause: float = PAUSE
     strict: bool = False
-    acoustic: Acoustic | None = None
+    form: str = "auto"
 
     def __post_init__(self) -> None:
         self.voice.mel.require_same(self.vocoder.mel)
-        if self.acoustic is None:
-            model = copy.deepcopy(self.voice.model).eval().requires_grad_(False).to(self.device, self.dtype)
-            self.acoustic = lambda text, lengths, speed, emphasis, pauses: model(
-                text, lengths, speed=speed, emphasis=emphasis, pauses=pauses
-            )
+        model = copy.deepcopy(self.voice.model).eval().requires_grad_(False).to(self.device, self.dtype)
+        self.engine = engine_of(model, self.form)
         self.timing = Timing()
 
     def plan(self, texts: Sequence[str], names: Sequence[str] | None = None) -> list[list[Piece]]:
@@ -147,7 +155,7 @@ class Synthesizer:
             pad([np.array(piece.emphasis, np.float32) for piece in batch], int(lengths.max()), 1.0),
             pad(frames, int(lengths.max())),
         )
-        found = self.acoustic(*(tensor.to(self.device) for tensor in inputs))
+        found = self.engine(*inputs[:2], None, None, *inputs[2:])
         spoken = self._now()
         audio = self.vocoder(found.mel.float(), found.mel_lengths).float().cpu().numpy()
         self.timing.acoustic += spoken - started

@@ -120,6 +120,7 @@ def test_files(tmp_path, monkeypatch):
         + ["--vocoder", "griffin-lim", "--speed", "1.5"]
     )
     assert json.loads((tmp_path / "said" / "infer.json").read_text()) == content and content["speed"] == 1.5
+    assert content["form"] == "plain"
     assert [entry["text"] for entry in content["texts"]] == ["First one.", "Second *one*."]
     for entry in content["texts"]:
         sound, rate = audio.read(tmp_path / "said" / entry["audio"])
@@ -127,6 +128,23 @@ def test_files(tmp_path, monkeypatch):
         assert (tmp_path / "said" / entry["picture"]).stat().st_size > 5000
     with pytest.raises((ValueError, SystemExit)):
         infer.main(["--checkpoint", "x", "--device", "cpu"])
+
+
+def test_without_a_compiler_the_plain_form_speaks(monkeypatch):
+    from fastspeech import synthesis
+
+    real = synthesis.engines.build
+
+    def build(model, form):
+        if form != "plain":
+            raise synthesis.BuildError("nvcc was not found")
+        return real(model, form)
+
+    monkeypatch.setattr(synthesis.engines, "build", build)
+    with pytest.warns(UserWarning, match="plain form: nvcc was not found"):
+        assert synthesis.engine_of(voice().model, "auto").form == "plain"
+    with pytest.raises(synthesis.BuildError):
+        synthesis.engine_of(voice().model, "graph")
 
 
 def test_a_voice_says_how_its_texts_begin():
