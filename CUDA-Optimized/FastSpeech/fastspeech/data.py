@@ -69,7 +69,7 @@ def add_durations(
 
     `method`: "phones" (times of phones that the corpus knows), "learned" (by `aligner`, in `steps`, kept below
     $DLX_HOME), "auto" (phones where all are known, else learned), or a folder with an array `<id>.npy` for each
-    utterance: durations (T,), or the weights of an attention model (F, T) over the same symbols, led in.
+    utterance: durations (T,), or the weights of an attention model (F, T), over the same symbols with or without lead.
     """
     real = {name: split for name, split in splits.items() if isinstance(split, Split)}
     if not real:
@@ -144,12 +144,15 @@ def _from_file(split: TimedSplit, index: int, folder: Path) -> np.ndarray:
         found = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: {error}") from None
-    if found.ndim != 2:
-        return found
     symbols, frames = len(split.text[index]), int(split.frames[index])
-    if found.shape != (frames, symbols):
-        raise DataError(f"{path}: attention of {found.shape}, expected ({frames}, {symbols}): frames and symbols")
-    return durations.from_attention(found[None], [symbols], [frames])[0]
+    lead = len(lead_of(split.front_end))
+    unled = found.shape[-1:] == (symbols - lead,)  # the lead then has no frame, the first symbol what comes before it
+    symbols -= lead * unled
+    if found.ndim == 2:
+        if found.shape != (frames, symbols):
+            raise DataError(f"{path}: attention of {found.shape}, expected ({frames}, {symbols}): frames and symbols")
+        found = durations.from_attention(found[None], [symbols], [frames])[0]
+    return np.pad(found, (lead, 0)) if unled and found.ndim == 1 else found
 
 
 # Loaders
