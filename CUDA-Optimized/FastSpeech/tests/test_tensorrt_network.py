@@ -1,5 +1,5 @@
-"""The TensorRT networks, where TensorRT (or TensorRT-RTX, which needs no GPU to build) is installed: layer by layer they
-compute what the model does, which a small interpreter of TensorRT's definition shows on the CPU; and they build."""
+"""The TensorRT networks, where TensorRT (or TensorRT-RTX, which needs no GPU to build) is installed: they compute, layer
+by layer, what the model does, which a small interpreter of TensorRT's definition shows on the CPU; and they build."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from fastspeech.model import FastSpeech, FastSpeechConfig, regulate, round_durations
-from fastspeech.tensorrt import layers, network
+from fastspeech.tensorrt import layers, network, verify
 
 try:
     trt = layers.load()
@@ -211,6 +211,28 @@ def test_every_layer_can_be_watched():
     found = Interpreter(definition)(**speech())
     names = {f"encoder.blocks.{number}.{part}" for number in range(2) for part in ("attention", "feed_forward")}
     assert set(found) == names | {"encoder.positions", "hidden", "log_durations", "durations"}
+
+
+def test_verification_finds_the_layer_that_is_wrong():
+    model, given = voice(), speech()
+    text, lengths = given["text"].long(), given["lengths"].long()
+    exact = verify.activations(model, text, lengths)
+    plain = verify.activations(voice().half(), text, lengths)
+    ones = {"speed": torch.ones(3), "emphasis": torch.ones(3, 11), "pauses": torch.zeros(3, 11, dtype=torch.int32)}
+    sides = {"encoder": lengths, "hidden": lengths, "log_durations": lengths}
+    wrong = weights_of(model)
+    wrong["encoder.blocks.1.feed_forward.first.bias"] = wrong["encoder.blocks.1.feed_forward.first.bias"] + 0.1
+    for weights, failing in ((weights_of(model), set()), (wrong, {"encoder.blocks.1.feed_forward", "hidden"})):
+        builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
+        definition, kept = network.define(trt, builder, "encoder", CONFIG, weights, SHAPES, "float16", watch=True)
+        found = Interpreter(definition)(**given | ones)
+        found.pop("durations")
+        rows = verify.compare(found, plain, exact, sides)
+        assert [row.name for row in rows][0] == "encoder.positions" and len(rows) == 7
+        assert {row.name for row in rows if not row.passes} - {"log_durations"} == failing
+        assert ("WRONG" in verify.table(rows)) == bool(failing)
+    with pytest.raises(ValueError, match="makes no 'postnet'"):
+        verify.compare({"postnet": found["hidden"]}, plain, exact, sides)
 
 
 @pytest.mark.skipif(not layers.is_rtx(trt), reason="needs tensorrt-rtx: TensorRT itself builds only beside a GPU")
