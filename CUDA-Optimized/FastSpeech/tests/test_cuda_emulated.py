@@ -4,8 +4,6 @@ be twice those of the plain half-precision form."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,18 +14,6 @@ from fastspeech.cuda import launches, native, reference, torch_ops
 HERE = Path(__file__).parent
 SOURCES = HERE.parent / "csrc"
 HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory) -> native.Library:
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("needs g++")
-    target = tmp_path_factory.mktemp("emulated") / "kernels.so"
-    flags = ["-std=c++17", "-O2", "-w", "-fPIC", "-shared", "-U_FORTIFY_SOURCE", "-DFASTSPEECH_HOST", f"-I{HERE}"]
-    sources = [str(path) for path in sorted(SOURCES.glob("*.cu"))]
-    subprocess.run([compiler, *flags, "-x", "c++", *sources, "-o", str(target)], check=True)
-    return native.Library(target)
 
 
 def normal(*shape: int, dtype: torch.dtype, seed: int = 0, scale: float = 1.0) -> torch.Tensor:

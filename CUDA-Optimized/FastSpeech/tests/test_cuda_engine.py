@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
-from fastspeech.cuda import engine, launches, native, network, torch_ops
+from fastspeech.cuda import engine, launches, network, torch_ops
 from fastspeech.model import FastSpeech, FastSpeechConfig
 
 HERE = Path(__file__).parent
 CONFIG = FastSpeechConfig(
     num_symbols=20, num_mels=8, channels=32, heads=1, feed_forward=40, encoder_blocks=1, decoder_blocks=1, predictor=128
 )
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory) -> native.Library:
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("needs g++")
-    target = tmp_path_factory.mktemp("emulated") / "kernels.so"
-    flags = ["-std=c++17", "-O2", "-w", "-fPIC", "-shared", "-U_FORTIFY_SOURCE", "-DFASTSPEECH_HOST", f"-I{HERE}"]
-    sources = [str(path) for path in sorted((HERE.parent / "csrc").glob("*.cu"))]
-    subprocess.run([compiler, *flags, "-x", "c++", *sources, "-o", str(target)], check=True)
-    return native.Library(target)
 
 
 def voice(dtype: torch.dtype) -> FastSpeech:

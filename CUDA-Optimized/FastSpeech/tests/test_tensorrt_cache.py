@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fastspeech import registry
+from fastspeech.cuda import halves
 from fastspeech.model import FastSpeech, FastSpeechConfig
 from fastspeech.tensorrt import cache, layers, network
 
@@ -95,8 +96,9 @@ def test_profiles_cover_the_bucket():
 
 def test_bits_of_bfloat16_are_those_of_pytorch():
     values = np.random.default_rng(0).standard_normal(1000).astype(np.float32) * 1e3
-    expected = torch.from_numpy(values).to(torch.bfloat16).view(torch.uint16).numpy()
-    assert np.array_equal(layers.to_bfloat16(values), expected)
+    expected = torch.from_numpy(values).to(torch.bfloat16)
+    assert np.array_equal(halves.to_bfloat16(values), expected.view(torch.uint16).numpy())
+    assert np.array_equal(halves.from_bfloat16(halves.to_bfloat16(values)), expected.float().numpy())
 
 
 def test_the_form_needs_tensorrt_and_a_gpu(monkeypatch):

@@ -1,5 +1,5 @@
-"""The TensorRT networks, where TensorRT (or TensorRT-RTX, which needs no GPU to build) is installed: they compute, layer
-by layer, what the model does, which a small interpreter of TensorRT's definition shows on the CPU; and they build."""
+"""The TensorRT networks, where TensorRT (or TensorRT-RTX, which needs no GPU to build) is installed: they compute,
+layer by layer, what the model does, which a small interpreter of TensorRT's definition shows on the CPU; and they build."""
 
 from __future__ import annotations
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from fastspeech.cuda import native, reference
+from fastspeech.cuda import reference
 from fastspeech.model import FastSpeech, FastSpeechConfig
 from fastspeech.tensorrt import layers, onnx_route, plugins
 
@@ -50,18 +48,10 @@ def test_an_onnx_file_becomes_an_engine(tmp_path):
         onnx_route.build(trt, path, shapes, "SM80")
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory) -> plugins.Plugins:
+@pytest.fixture
+def made(host) -> plugins.Plugins:
     """Plugins whose launches go to the kernels as the CPU plays them."""
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("needs g++")
-    target = tmp_path_factory.mktemp("emulated") / "kernels.so"
-    flags = ["-std=c++17", "-O2", "-w", "-fPIC", "-shared", "-U_FORTIFY_SOURCE", "-DFASTSPEECH_HOST", f"-I{HERE}"]
-    sources = [str(path) for path in sorted((HERE.parent / "csrc").glob("*.cu"))]
-    subprocess.run([compiler, *flags, "-x", "c++", *sources, "-o", str(target)], check=True)
-    library = native.Library(target)
-    return plugins.Plugins(trt, lambda: library)
+    return plugins.Plugins(trt, lambda: host)
 
 
 def described(*tensors: torch.Tensor) -> list[SimpleNamespace]:

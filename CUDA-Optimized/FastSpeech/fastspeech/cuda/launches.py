@@ -69,3 +69,48 @@ def attention_many(batch: int, length: int, heads: int, processors: int = PROCES
 def tickets(batch: int, length: int) -> int:
     """Counters that a convolution with a norm needs at most."""
     return batch * -(-length // TILES[0].rows)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel of csrc/``source``.cu by its name, as a driver launches it."""
+
+    source: str
+    kernel: str
+    grid: tuple[int, int, int]
+    threads: int
+    shared: int = 0
+
+
+def _whole(channels: int, dtype: str) -> str:
+    """What a kernel for channels that 16 bytes do not divide is called after its type."""
+    return "" if channels % (4 if dtype == "float32" else 8) == 0 else "_any"
+
+
+def length_regulation(dtype: str, batch: int, channels: int, size: int) -> Launch:
+    name = f"length_regulation_{SUFFIXES[dtype]}{_whole(channels, dtype)}"
+    return Launch("length_regulation", name, (-(-size // 16), batch, 1), 256)
+
+
+def positions(dtype: str, batch: int, length: int, channels: int) -> Launch:
+    width = 1 if _whole(channels, dtype) else 4 if dtype == "float32" else 8
+    name = f"positions_{SUFFIXES[dtype]}{_whole(channels, dtype)}"
+    return Launch("positions", name, (-(-length * (channels // width) // 256), batch, 1), 256)
+
+
+def attention64(dtype: str, batch: int, length: int, heads: int, many: bool) -> Launch:
+    queries = 64 if many else 16
+    name = f"attention64_{SUFFIXES[dtype]}_{'many' if many else 'few'}"
+    return Launch("attention64", name, (-(-length // queries), heads, batch), 128, (queries + 4 * 64) * ROW * 2)
+
+
+def convolution(dtype: str, plan: Plan, batch: int, length: int, outputs: int) -> Launch:
+    tile = TILES[plan.tile]
+    name = f"convolution_{SUFFIXES[dtype]}_{tile.name}"
+    return Launch("conv_ff", name, plan.grid(batch, length, outputs), tile.threads, tile.shared)
+
+
+def duration_predictor(dtype: str, batch: int, symbols: int, inputs: int, hidden: int) -> Launch:
+    shared = 18 * (inputs + 8 + hidden + 8) * 2 + 16 * (hidden + 4) * 4
+    name = f"duration_predictor_{SUFFIXES[dtype]}_{hidden}"
+    return Launch("duration_predictor", name, (-(-symbols // 14), batch, 1), 256, shared)

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ..cuda.halves import to_bfloat16
+
 MODULES = ("tensorrt", "tensorrt_rtx")
 
 
@@ -25,12 +27,6 @@ def load() -> Any:
 def is_rtx(trt: Any) -> bool:
     """TensorRT-RTX has no plugins, and GPUs of its own list."""
     return trt.__name__.startswith("tensorrt_rtx")
-
-
-def to_bfloat16(values: np.ndarray) -> np.ndarray:
-    """float32 as the bits of bfloat16, uint16, rounded to the nearest even."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
 class Layers:
