@@ -1,5 +1,5 @@
 """The TensorRT networks, where TensorRT (or TensorRT-RTX, which needs no GPU to build) is installed: they compute,
-layer by layer, what the model does, which a small interpreter of TensorRT's definition shows on the CPU; and they build."""
+layer by layer, what the model does, as a small interpreter of TensorRT's definition shows on the CPU; they build."""
 
 from __future__ import annotations
 

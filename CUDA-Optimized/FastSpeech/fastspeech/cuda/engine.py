@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -94,6 +94,7 @@ class Request:
         self.text, emphasis, self.pauses = (part.view(batch, symbols) for part in parts[:3])
         self.lengths, speed = parts[3:]
         self.emphasis, self.speed = emphasis.view(torch.float32), speed.view(torch.float32)
+        self._controlled = True  # whether emphasis and pauses are other than those of a call without
 
     def fill(
         self,
@@ -105,11 +106,14 @@ class Request:
     ) -> None:
         """Take over a call's inputs, filled up to the size here."""
         symbols = text.shape[1]
-        self.text.zero_()
+        if symbols < self.text.shape[1]:
+            self.text.zero_()
         self.text[:, :symbols] = text
         self.lengths.copy_(lengths)
-        self.emphasis.fill_(1)
-        self.pauses.zero_()
+        if self._controlled:
+            self.emphasis.fill_(1)
+            self.pauses.zero_()
+        self._controlled = emphasis is not None or pauses is not None
         if emphasis is not None:
             self.emphasis[:, :symbols] = emphasis
         if pauses is not None:
@@ -134,24 +138,20 @@ class KernelEngine:
         check(text, text_lengths, self.network.config.num_symbols)
         symbols = text.shape[1]
         run = self._prepared(text, text_lengths, speed, emphasis, pauses)
-        x, logs, predicted, totals = run.encoded
+        encoded = run.encoded
         if durations is None:
-            least, durations = 1, predicted
-            frames = totals.tolist() if size is None else None
+            least, durations = 1, encoded.durations[:, :symbols]
+            totals = encoded.totals
         else:
-            least, frames = 0, None
-            predicted.zero_()
-            predicted[:, :symbols] = durations
-            if size is None:
-                frames = durations.sum(1).tolist()
-            durations = predicted
-        size = max(max(frames), 1) if size is None else size
+            least, durations = 0, durations.to(self.device, torch.int64)
+            encoded.frames.zero_()
+            encoded.frames[:, :symbols] = durations
+            totals = durations.sum(1)
+        size = max(*totals.tolist(), 1) if size is None else size  # waits for the device
         mel, lengths = run.decode(size, least)
-        durations = durations[:, :symbols].long()
-        if least:
-            first = torch.arange(symbols, device=durations.device) == 0
-            durations = torch.where(first & (durations.sum(1, keepdim=True) == 0), 1, durations)
-        return Prediction(mel[:, :size].transpose(1, 2), lengths.long(), logs[:, :symbols], durations)
+        return Prediction(
+            mel[:, :size].transpose(1, 2), lengths.clamp(max=size), encoded.log_durations[:, :symbols], durations
+        )
 
     def _prepared(self, text, lengths, speed, emphasis, pauses) -> _Launched:
         request = Request(*text.shape, self.device)
@@ -167,13 +167,33 @@ class _Launched:
         self.encoded = encode(network, request)
 
     def decode(self, size: int, least: int) -> tuple[Tensor, Tensor]:
-        return self.network.decode(self.encoded[0], self.encoded[2], size, least)
+        return decode(self.network, self.encoded, size, least)
 
 
-def encode(network: KernelNetwork, request: Request) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Hidden states, log durations, whole frames, and each item's frames."""
-    found = network.encode(request.text, request.lengths, request.speed, request.emphasis, request.pauses)
-    return *found, found[2].sum(1)
+class Encoded(NamedTuple):
+    """The first half's results."""
+
+    hidden: Tensor  # (B, T, C)
+    log_durations: Tensor  # float32 (B, T)
+    frames: Tensor  # int32 (B, T), what the second half reads
+    durations: Tensor  # int64 (B, T), with the one frame of an item that has none
+    totals: Tensor  # int64 (B,), their sums
+
+
+def encode(network: KernelNetwork, request: Request) -> Encoded:
+    hidden, logs, frames = network.encode(
+        request.text, request.lengths, request.speed, request.emphasis, request.pauses
+    )
+    totals = frames.sum(1)
+    durations = frames.long()
+    durations[:, 0] += totals == 0
+    return Encoded(hidden, logs, frames, durations, totals.clamp(min=1))
+
+
+def decode(network: KernelNetwork, encoded: Encoded, size: int, least: int) -> tuple[Tensor, Tensor]:
+    """Spectrogram (B, size, M) and int64 lengths (B,)."""
+    mel, lengths = network.decode(encoded.hidden, encoded.frames, size, least)
+    return mel, lengths.long()
 
 
 class GraphEngine(KernelEngine):
@@ -244,8 +264,7 @@ class _Graphs:
         key = (bucket(size, self.frame_buckets), least)
         graph = self.second.get(key)
         if graph is None:
-            x, _, durations, _ = self.encoded
-            graph = self.second[key] = GraphedModel(lambda: self.network.decode(x, durations, *key))
+            graph = self.second[key] = GraphedModel(lambda: decode(self.network, self.encoded, *key))
         return graph()
 
 

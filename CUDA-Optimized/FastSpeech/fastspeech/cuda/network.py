@@ -55,7 +55,7 @@ class KernelNetwork:
         self.predictor = [part for layer in layers for part in (_weight(layer), layer.bias.detach())]
         self.predictor += [predictor.output.weight.detach()[0].contiguous(), predictor.output.bias.detach()]
         self.mel = _pair(model.mel)
-        self._arrived = torch.zeros(0, device=self.table.device, dtype=torch.int32)
+        self._arrived = [torch.zeros(0, device=self.table.device, dtype=torch.int32)]
 
     @staticmethod
     def _stack(stack: Stack) -> list[dict[str, tuple[Tensor, ...]]]:
@@ -123,11 +123,11 @@ class KernelNetwork:
         return torch_ops.residual_norm(found, bias, x, gain, shift, lengths, EPSILON)
 
     def _counters(self, x: Tensor) -> Tensor:
-        """Zeros, made once for the largest input so far. A graph keeps those that it was captured with."""
+        """Zeros, made once for the largest input so far. Smaller ones stay: graphs were captured with them."""
         needed = launches.tickets(x.shape[0], x.shape[1])
-        if len(self._arrived) < needed:
-            self._arrived = torch.zeros(needed, device=x.device, dtype=torch.int32)
-        return self._arrived
+        if len(self._arrived[-1]) < needed:
+            self._arrived.append(torch.zeros(2 * needed, device=x.device, dtype=torch.int32))
+        return self._arrived[-1]
 
 
 def _weight(layer: torch.nn.Module) -> Tensor:
