@@ -2,8 +2,8 @@
 // values never leave registers. Made for short sequences (a sentence's symbols, its frames), right for any length.
 //
 // A block has QUERY_WARPS x 16 queries of one head and goes through the keys in blocks of 64, which KEY_WARPS warps
-// share; at the end these put their parts together. Few queries at all (a batch of 1): 1 x 4, so that the GPU is filled;
-// many: 4 x 1, so that keys are read less often.
+// share; at the end these put their parts together. Few queries (a batch of 1): 1 x 4, so that the GPU is filled; many:
+// 4 x 1, so that keys are read less often.
 #include "tensor_cores.cuh"
 
 constexpr int KEYS = 64;
@@ -176,7 +176,8 @@ template <typename T, int QUERY_WARPS> struct Attention {
         const float nothing[8] = {};
         for (int place = threadIdx.x; place < QUERIES * CHUNKS; place += 32 * WARPS) {
             const int row = first + place / CHUNKS;
-            if (row < length) store_floats<T, 8>(target + static_cast<size_t>(row) * heads * HEAD + place % CHUNKS * 8, nothing);
+            if (row < length)
+                store_floats<T, 8>(target + static_cast<size_t>(row) * heads * HEAD + place % CHUNKS * 8, nothing);
         }
     }
 

@@ -28,7 +28,9 @@ __device__ inline float to_float(__nv_bfloat16 value) { return __bfloat162float(
 template <typename T> __device__ inline T from_float(float value);
 template <> __device__ inline float from_float<float>(float value) { return value; }
 template <> __device__ inline __half from_float<__half>(float value) { return __float2half_rn(value); }
-template <> __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float value) { return __float2bfloat16_rn(value); }
+template <> __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float value) {
+    return __float2bfloat16_rn(value);
+}
 
 // WIDTH values that are read and written at once; an address must be a multiple of the size.
 template <typename T, int WIDTH> struct alignas(sizeof(T) * WIDTH) Vector {

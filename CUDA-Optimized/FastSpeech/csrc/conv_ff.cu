@@ -2,9 +2,9 @@
 // memory; block rows are positions, and tap k of the kernel reads rows shifted by k - kernel / 2.
 //
 // What follows a product is done while it is in registers: bias, ReLU, masks. A layer norm needs whole rows, which
-// several blocks make (parts of the outputs, parts of the sum): each leaves its float32 part in a workspace, and the last
-// block of a tile of rows to arrive, found by a counter, adds the parts in a fixed order, adds bias and residual and
-// normalises in two passes from registers. So both the product and the sum spread over the GPU in one launch.
+// several blocks make (parts of the outputs, parts of the sum): each leaves its float32 part in a workspace, and the
+// last block of a tile of rows to arrive, found by a counter, adds the parts in a fixed order, adds bias and residual
+// and normalises in two passes from registers. So both the product and the sum spread over the GPU in one launch.
 #include "tensor_cores.cuh"
 
 constexpr int RELU = 1, NORM = 2;  // bits of `mode`
@@ -94,12 +94,15 @@ template <typename T, int ROWS, int COLUMNS, int WARPS_M, int WARPS_N, int STAGE
                     float low = sums[m][n][half * 2], high = sums[m][n][half * 2 + 1];
                     if (p.mode & NORM) {
                         const float pair[2] = {low, high};
-                        if (row < limit) store_floats<float, 2>(p.parts + (part + start + row) * p.outputs + output, pair);
+                        if (row < limit)
+                            store_floats<float, 2>(p.parts + (part + start + row) * p.outputs + output, pair);
                         continue;
                     }
                     if (bias != nullptr) {
-                        low += to_float(bias[output]);
-                        high += to_float(bias[output + 1]);
+                        float added[2];
+                        load_floats<T, 2>(bias + output, added);
+                        low += added[0];
+                        high += added[1];
                     }
                     if (p.mode & RELU) {
                         low = fmaxf(low, 0.0f);
@@ -127,7 +130,8 @@ template <typename T, int ROWS, int COLUMNS, int WARPS_M, int WARPS_N, int STAGE
                 if (output >= p.outputs || row >= limit) continue;
                 for (int split = 0; split < splits; ++split) {
                     // Other blocks wrote it: read where they meet, in the second-level cache.
-                    const float4 part = __ldcg(reinterpret_cast<const float4*>(p.parts + split * size + start + output));
+                    const float* source = p.parts + split * size + start + output;
+                    const float4 part = __ldcg(reinterpret_cast<const float4*>(source));
                     values[i][0] += part.x, values[i][1] += part.y, values[i][2] += part.z, values[i][3] += part.w;
                 }
                 float other[4];
@@ -261,8 +265,9 @@ DEFINE(convolution_bf16_large, __nv_bfloat16, Large)
 // `tile`: 0 small (32 x 64), 1 medium (64 x 64), 2 large (128 x 128). `splits` of the sum: with NORM only.
 extern "C" cudaError_t launch_convolution(const void* x, const void* weight, const void* bias, const void* residual,
                                           const void* gain, const void* shift, void* out, float* parts, int* arrived,
-                                          const int* lengths, int batch, int length, int inputs, int outputs, int kernel,
-                                          int mode, float epsilon, int tile, int splits, int type, cudaStream_t stream) {
+                                          const int* lengths, int batch, int length, int inputs, int outputs,
+                                          int kernel, int mode, float epsilon, int tile, int splits, int type,
+                                          cudaStream_t stream) {
     if (batch <= 0 || length <= 0) return cudaSuccess;
     const bool norm = mode & NORM;
     if (inputs <= 0 || inputs % 8 || outputs <= 0 || outputs % 8 || (kernel != 1 && kernel != 3) || splits < 1 ||

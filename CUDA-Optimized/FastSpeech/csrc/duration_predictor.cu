@@ -2,8 +2,9 @@
 // norm, convolution, ReLU, norm, a linear layer, exp, rounding, and the controls of speed, emphasis and pauses.
 //
 // A block predicts OUTPUTS symbols. It makes the 16 rows of the first convolution that these need (one more on each
-// side), so nothing goes through memory between. Weights are read once by a block, straight to registers, 16 bytes a lane:
-// the order of terms in a sum is free, so lane t of four takes input channels 8t .. 8t + 7 of 32, and x is read alike.
+// side), so nothing goes through memory between. Weights are read once by a block, straight to registers, 16 bytes a
+// lane: the order of terms in a sum is free, so lane t of four takes input channels 8t .. 8t + 7 of 32, and x is read
+// alike.
 #include "tensor_cores.cuh"
 
 constexpr int WARPS = 8;
@@ -144,7 +145,8 @@ template <typename T, int TILES> __device__ inline void predict(const Predictor&
             normalise<T, TILES>(sums_of + row * FLOATS, static_cast<const T*>(p.gain1), static_cast<const T*>(p.shift1),
                                 p.epsilon, values);
 #pragma unroll
-        for (int i = 0; i < 2 * TILES; ++i) hidden[row * PITCH + i * 32 + lane] = from_float<T>(there ? values[i] : 0.0f);
+        for (int i = 0; i < 2 * TILES; ++i)
+            hidden[row * PITCH + i * 32 + lane] = from_float<T>(there ? values[i] : 0.0f);
     }
     __syncthreads();
 
@@ -162,7 +164,8 @@ template <typename T, int TILES> __device__ inline void predict(const Predictor&
             normalise<T, TILES>(sums_of + row * FLOATS, static_cast<const T*>(p.gain2), static_cast<const T*>(p.shift2),
                                 p.epsilon, values);
 #pragma unroll
-            for (int i = 0; i < 2 * TILES; ++i) log += values[i] * to_float(static_cast<const T*>(p.weight3)[i * 32 + lane]);
+            for (int i = 0; i < 2 * TILES; ++i)
+                log += values[i] * to_float(static_cast<const T*>(p.weight3)[i * 32 + lane]);
             log = warp_sum(log) + to_float(*static_cast<const T*>(p.bias3));
             frames = whole_frames(p, log, item, start + first + row);
         }

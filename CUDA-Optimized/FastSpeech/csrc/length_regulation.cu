@@ -86,8 +86,8 @@ DEFINE(length_regulation_f16_any, __half, 1)
 DEFINE(length_regulation_bf16_any, __nv_bfloat16, 1)
 
 #define RUN(NAME, T)                                                                                                \
-    LAUNCH(NAME, grid, THREADS, 0, stream, static_cast<const T*>(x), durations, static_cast<T*>(out), lengths, symbols, \
-           channels, size, least, with_positions)
+    LAUNCH(NAME, grid, THREADS, 0, stream, static_cast<const T*>(x), durations, static_cast<T*>(out), lengths,         \
+           symbols, channels, size, least, with_positions)
 
 extern "C" cudaError_t launch_length_regulation(const void* x, const int* durations, void* out, int* lengths, int batch,
                                                 int symbols, int channels, int size, int least, int with_positions,

@@ -72,8 +72,8 @@ DEFINE(residual_norm_bf16_any, __nv_bfloat16, 1, LARGEST / 32)
 
 #define RUN(NAME, T)                                                                                                  \
     LAUNCH(NAME, grid, 32 * WARPS, 0, stream, static_cast<const T*>(x), static_cast<const T*>(bias),                  \
-           static_cast<const T*>(residual), static_cast<const T*>(gain), static_cast<const T*>(shift), static_cast<T*>(out), \
-           lengths, rows, length, channels, epsilon)
+           static_cast<const T*>(residual), static_cast<const T*>(gain), static_cast<const T*>(shift),                \
+           static_cast<T*>(out), lengths, rows, length, channels, epsilon)
 
 extern "C" cudaError_t launch_residual_norm(const void* x, const void* bias, const void* residual, const void* gain,
                                             const void* shift, void* out, const int* lengths, int batch, int length,

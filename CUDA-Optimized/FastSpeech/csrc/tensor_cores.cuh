@@ -34,8 +34,8 @@ __device__ inline void load_transposed(uint32_t (&target)[4], const void* row) {
 }
 
 // sum (16 x 8) += a (16 x 16) b (16 x 8). With g = lane / 4 and t = lane % 4, sum holds (g, 2t), (g, 2t + 1),
-// (g + 8, 2t), (g + 8, 2t + 1); a the pairs from (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8); b the pairs of rows
-// from (2t, g), (2t + 8, g).
+// (g + 8, 2t), (g + 8, 2t + 1); a the pairs from (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8); b the pairs of
+// rows from (2t, g), (2t + 8, g).
 template <typename T>
 __device__ inline void multiply(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 template <>

@@ -1,8 +1,9 @@
 // A CUDA device played by one thread of a CPU, for tests of the kernels' arithmetic, indices and synchronisation.
 //
 // Every thread of a block is a fiber; fibers take turns at barriers, shuffles and matrix instructions, which meet as on
-// a device. Asynchronous copies happen when they are waited for and not before; shared memory starts as garbage, so that
-// what is read too early shows. Registers of the tensor cores' fragments have the places that the PTX manual gives.
+// a device. Asynchronous copies happen when they are waited for and not before; shared memory starts as garbage, so
+// that what is read too early shows. Registers of the tensor cores' fragments have the places that the PTX
+// manual gives.
 #pragma once
 #include <csetjmp>
 #include <cmath>
@@ -93,10 +94,12 @@ inline Meeting all;
 inline std::vector<unsigned char> shared;
 inline jmp_buf host_place;
 inline const std::function<void()>* body;
+inline bool backwards = false;  // threads take turns from the last to the first
 inline unsigned last_launch[5];  // grid, threads, bytes of shared memory
 
 [[noreturn]] inline void fail(const char* what) {
-    std::fprintf(stderr, "cuda_host: %s (block %u %u %u, thread %u)\n", what, blockIdx_.x, blockIdx_.y, blockIdx_.z, current);
+    std::fprintf(stderr, "cuda_host: %s (block %u %u %u, thread %u)\n", what, blockIdx_.x, blockIdx_.y, blockIdx_.z,
+                 current);
     std::abort();
 }
 
@@ -105,7 +108,7 @@ inline unsigned last_launch[5];  // grid, threads, bytes of shared memory
 inline void go_on() {
     unsigned next = current;
     for (unsigned tried = 0; tried < threads; ++tried) {
-        next = next + 1 == threads ? 0 : next + 1;
+        next = (next + (backwards ? threads - 1 : 1)) % threads;
         if (!fibers[next].done) {
             current = next;
             threadIdx_ = dim3(next);
@@ -203,6 +206,9 @@ inline const void** rows_shown() {
 }
 
 }  // namespace device
+
+// For tests: what depends on the order of threads, though nothing should, shows when it is turned round.
+extern "C" inline __attribute__((used)) void host_turn_round(int backwards) { device::backwards = backwards; }
 
 // For tests of other ways to launch: what the last launch was.
 extern "C" inline __attribute__((used)) const unsigned* host_last_launch() { return device::last_launch; }

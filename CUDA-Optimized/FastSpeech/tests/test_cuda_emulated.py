@@ -4,6 +4,7 @@ be twice those of the plain half-precision form."""
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 import pytest
@@ -184,6 +185,29 @@ def test_duration_predictor(host, dtype, inputs, hidden, symbols):
     frames = torch.floor((logs.exp() - 1).clamp(0, 1024) * emphasis / speed[:, None] + 0.5).int() + pauses
     there = torch.arange(symbols) < lengths[:, None]
     assert torch.equal(changed, torch.where(there, frames, 0))
+
+
+def test_nothing_depends_on_the_order_of_threads(host):
+    """Barriers that are missing would let a thread read what another one has not written yet, or has overwritten."""
+    x, lengths = normal(2, 70, 192, dtype=HALF), torch.tensor([70, 33], dtype=torch.int32)
+    durations = torch.randint(0, 4, (2, 70), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
+    weight, gain = normal(72, 3, 192, dtype=HALF, scale=0.1), normal(72, dtype=HALF, seed=1)
+
+    def everything() -> list[torch.Tensor]:
+        results = [*torch_ops.regulate(x, durations, 150), torch_ops.attention64(x, lengths, 1)]
+        for plan in (launches.Plan(0, 3), launches.Plan(1, 2), launches.Plan(2, 1)):
+            results.append(torch_ops.convolution_norm(x, weight, gain, None, gain, gain, lengths, plan=plan))
+        return [*results, *torch_ops.predict_durations(x, predictor(192, 128, HALF), lengths)]
+
+    turn_round = ctypes.CDLL(str(host.path)).host_turn_round
+    with torch_ops.host_library(host):
+        forwards = everything()
+        turn_round(1)
+        try:
+            backwards = everything()
+        finally:
+            turn_round(0)
+    assert len(forwards) == 8 and all(map(torch.equal, forwards, backwards))
 
 
 def test_sizes_that_kernels_do_not_take_are_refused(host):

@@ -65,7 +65,7 @@ def library(arch: str) -> Path:
     """The shared library of all launchers for one architecture, built if it is not there."""
     target = paths.home() / "kernels" / f"fastspeech-{check_arch(arch)}-{content_hash(arch, 'library')}.so"
     inputs = [str(SOURCES / f"{name}.cu") for name in KERNELS]
-    return _once(target, ["-shared", "-Xcompiler", "-fPIC", *_code(arch), *inputs])
+    return _once(target, ["-shared", "-Xcompiler", "-fPIC", "--threads", "0", *_code(arch), *inputs])
 
 
 def cubin(name: str, arch: str) -> Path:

@@ -22,7 +22,7 @@ class Plugins:
     """What `network.Builder` asks for: plugins whose kernels come from ``library``."""
 
     def __init__(self, trt: Any, library: Callable[[], native.Library]) -> None:
-        self._positions, self._regulation = classes(trt)
+        self._positions, self._regulation = positions_class(trt), regulation_class(trt)
         self.library = library
 
     def positions(self) -> Any:
@@ -37,10 +37,15 @@ class Plugins:
         return self._regulation(self.library, least)
 
 
+def kernel_types(trt: Any) -> dict[Any, int]:
+    """DataType of common.cuh by TensorRT's types."""
+    return {trt.float32: 0, trt.float16: 1, trt.bfloat16: 2}
+
+
 @functools.cache
-def classes(trt: Any) -> tuple[type, type]:
-    """The two plugin classes for one TensorRT module."""
-    types = {trt.float32: 0, trt.float16: 1, trt.bfloat16: 2}  # DataType of common.cuh
+def base_class(trt: Any) -> type:
+    """The class of both plugins for one TensorRT module."""
+    types = kernel_types(trt)
 
     class Plugin(trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime):
         """What both have: linear memory, the first input's type for what it names, int32 for the rest."""
@@ -75,7 +80,14 @@ def classes(trt: Any) -> tuple[type, type]:
         def attach_to_context(self, context: Any) -> Any:
             return self.clone()
 
-    class Positions(Plugin):
+    return Plugin
+
+
+@functools.cache
+def positions_class(trt: Any) -> type:
+    types = kernel_types(trt)
+
+    class Positions(base_class(trt)):
         floats = (0, 2)
 
         def __init__(self, library: Callable[[], native.Library]) -> None:
@@ -102,7 +114,14 @@ def classes(trt: Any) -> tuple[type, type]:
                 types[input_desc[0].type], stream,
             )  # fmt: skip
 
-    class Regulation(Plugin):
+    return Positions
+
+
+@functools.cache
+def regulation_class(trt: Any) -> type:
+    types = kernel_types(trt)
+
+    class Regulation(base_class(trt)):
         floats = (0, 3)
 
         def __init__(self, library: Callable[[], native.Library], least: int) -> None:
@@ -135,12 +154,12 @@ def classes(trt: Any) -> tuple[type, type]:
                 output_desc[0].dims[1], self.least, 0, types[input_desc[0].type], stream,
             )  # fmt: skip
 
-    return Positions, Regulation
+    return Regulation
 
 
 def register(trt: Any, library: Callable[[], native.Library]) -> None:
     """So that engines with the plugins can be read back: their creators, once for a process."""
-    positions, regulation = classes(trt)
+    positions, regulation = positions_class(trt), regulation_class(trt)
 
     class Creator(trt.IPluginCreatorV3One):
         def __init__(self, name: str) -> None:
