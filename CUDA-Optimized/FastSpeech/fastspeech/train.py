@@ -45,7 +45,8 @@ class Trainer(trainer.Trainer):
         dist.seed_everything(config.seed)  # equal weights on every process
         model = registry.build(config.arch, len(self.front_end.symbols))
         self.train_loader = config.loader("train", self.splits, True, world)
-        self.val_loader = config.loader("val", self.splits, False, world) if "val" in self.splits else None
+        real = isinstance(self.splits.get("val"), TimedSplit)  # nothing is learnt about made-up data
+        self.val_loader = config.loader("val", self.splits, False, world) if real else None
         self.plan()
         if config.init_from:
             found = pretrained.load(config.init_from, arch=config.arch)

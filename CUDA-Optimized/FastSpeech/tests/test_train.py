@@ -125,6 +125,14 @@ def test_evaluation_does_not_depend_on_batches_or_padding(lists):
     assert model.training and results[0]["loss"] == pytest.approx(results[0]["mel"] + results[0]["duration"])
 
 
+def test_made_up_data_are_trained_on_and_not_evaluated(tmp_path):
+    options = "--data synthetic --batch_size 2 --max_steps 2 --device cpu --log_every 1 --arch tiny".split()
+    train.main([*options, "--output_dir", str(tmp_path)])
+    fields = records.load(tmp_path).fields
+    assert fields["status"] == "finished" and len(fields["curve"]["train.loss"]) == 2
+    assert not [name for name in fields["metrics"] if name.startswith("val.")]
+
+
 def test_noam_rises_and_falls_with_the_root():
     rates = [train.noam(step, 1e-3, 100) for step in range(1000)]
     assert max(rates) == rates[99] == pytest.approx(1e-3)
