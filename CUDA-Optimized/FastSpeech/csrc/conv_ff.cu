@@ -114,63 +114,93 @@ template <typename T, int ROWS, int COLUMNS, int WARPS_M, int WARPS_N, int STAGE
             }
     }
 
-    // A warp a row: the parts' sum, bias, ReLU, residual, layer norm.
+    // A warp takes TOGETHER rows at once: the parts' sum, bias, ReLU, residual, layer norm. What other blocks wrote is
+    // read where they meet, in the second-level cache, many loads at a time, since each takes long.
+    template <int VECTORS, int TOGETHER>
     static __device__ void normalise(const Problem& p, int item, int first, int limit) {
-        constexpr int VECTORS = WIDEST / 128;
+        constexpr int AT_ONCE = TOGETHER;  // parts
         const int lane = threadIdx.x % 32, splits = gridDim.z;
+        const int end = first + ROWS < p.length ? first + ROWS : p.length;
         const size_t size = static_cast<size_t>(p.batch) * p.length * p.outputs;
-        for (int row = first + threadIdx.x / 32; row < first + ROWS && row < p.length; row += THREADS / 32) {
+        for (int row = first + threadIdx.x / 32 * TOGETHER; row < end; row += THREADS / 32 * TOGETHER) {
             const size_t start = (static_cast<size_t>(item) * p.length + row) * p.outputs;
-            float values[VECTORS][4], sum = 0, squares = 0;
+            float values[TOGETHER][VECTORS][4] = {};
+            for (int split = 0; split < splits; split += AT_ONCE) {
+                float4 parts[AT_ONCE][TOGETHER][VECTORS];
 #pragma unroll
-            for (int i = 0; i < VECTORS; ++i) {
-                const int output = (i * 32 + lane) * 4;
+                for (int s = 0; s < AT_ONCE; ++s)
 #pragma unroll
-                for (int j = 0; j < 4; ++j) values[i][j] = 0;
-                if (output >= p.outputs || row >= limit) continue;
-                for (int split = 0; split < splits; ++split) {
-                    // Other blocks wrote it: read where they meet, in the second-level cache.
-                    const float* source = p.parts + split * size + start + output;
-                    const float4 part = __ldcg(reinterpret_cast<const float4*>(source));
-                    values[i][0] += part.x, values[i][1] += part.y, values[i][2] += part.z, values[i][3] += part.w;
-                }
-                float other[4];
-                if (p.bias != nullptr) {
-                    load_floats<T, 4>(static_cast<const T*>(p.bias) + output, other);
+                    for (int r = 0; r < TOGETHER; ++r)
 #pragma unroll
-                    for (int j = 0; j < 4; ++j) values[i][j] += other[j];
-                }
-                if (p.mode & RELU)
+                        for (int i = 0; i < VECTORS; ++i) {
+                            const int output = (i * 32 + lane) * 4;
+                            parts[s][r][i] = {0, 0, 0, 0};
+                            const float* source = p.parts + (split + s) * size + start + r * p.outputs + output;
+                            if (split + s < splits && row + r < end && row + r < limit && output < p.outputs)
+                                parts[s][r][i] = read_shared(source);
+                        }
 #pragma unroll
-                    for (int j = 0; j < 4; ++j) values[i][j] = fmaxf(values[i][j], 0.0f);
-                if (p.residual != nullptr) {
-                    load_floats<T, 4>(static_cast<const T*>(p.residual) + start + output, other);
+                for (int s = 0; s < AT_ONCE; ++s)
 #pragma unroll
-                    for (int j = 0; j < 4; ++j) values[i][j] += other[j];
-                }
+                    for (int r = 0; r < TOGETHER; ++r)
 #pragma unroll
-                for (int j = 0; j < 4; ++j) sum += values[i][j];
+                        for (int i = 0; i < VECTORS; ++i) {
+                            const float4 part = parts[s][r][i];
+                            float(&sum)[4] = values[r][i];
+                            sum[0] += part.x, sum[1] += part.y, sum[2] += part.z, sum[3] += part.w;
+                        }
             }
-            const float mean = warp_sum(sum) / p.outputs;
 #pragma unroll
-            for (int i = 0; i < VECTORS; ++i) {
-                if ((i * 32 + lane) * 4 >= p.outputs) continue;
+            for (int r = 0; r < TOGETHER; ++r)
+                if (row + r < end)
+                    finish<VECTORS>(p, values[r], start + static_cast<size_t>(r) * p.outputs, row + r < limit);
+        }
+    }
+
+    template <int VECTORS>
+    static __device__ void finish(const Problem& p, float (&values)[VECTORS][4], size_t start, bool within) {
+        const int lane = threadIdx.x % 32;
+        float sum = 0, squares = 0;
 #pragma unroll
-                for (int j = 0; j < 4; ++j) squares += (values[i][j] - mean) * (values[i][j] - mean);
+        for (int i = 0; i < VECTORS; ++i) {
+            const int output = (i * 32 + lane) * 4;
+            if (output >= p.outputs || !within) continue;
+            float other[4];
+            if (p.bias != nullptr) {
+                load_floats<T, 4>(static_cast<const T*>(p.bias) + output, other);
+#pragma unroll
+                for (int j = 0; j < 4; ++j) values[i][j] += other[j];
             }
-            const float scale = rsqrtf(warp_sum(squares) / p.outputs + p.epsilon);
+            if (p.mode & RELU)
 #pragma unroll
-            for (int i = 0; i < VECTORS; ++i) {
-                const int output = (i * 32 + lane) * 4;
-                if (output >= p.outputs) continue;
-                float gain[4], shift[4];
-                load_floats<T, 4>(static_cast<const T*>(p.gain) + output, gain);
-                load_floats<T, 4>(static_cast<const T*>(p.shift) + output, shift);
+                for (int j = 0; j < 4; ++j) values[i][j] = fmaxf(values[i][j], 0.0f);
+            if (p.residual != nullptr) {
+                load_floats<T, 4>(static_cast<const T*>(p.residual) + start + output, other);
 #pragma unroll
-                for (int j = 0; j < 4; ++j)
-                    values[i][j] = row < limit ? (values[i][j] - mean) * scale * gain[j] + shift[j] : 0.0f;
-                store_floats<T, 4>(static_cast<T*>(p.out) + start + output, values[i]);
+                for (int j = 0; j < 4; ++j) values[i][j] += other[j];
             }
+#pragma unroll
+            for (int j = 0; j < 4; ++j) sum += values[i][j];
+        }
+        const float mean = warp_sum(sum) / p.outputs;
+#pragma unroll
+        for (int i = 0; i < VECTORS; ++i) {
+            if ((i * 32 + lane) * 4 >= p.outputs) continue;
+#pragma unroll
+            for (int j = 0; j < 4; ++j) squares += (values[i][j] - mean) * (values[i][j] - mean);
+        }
+        const float scale = rsqrtf(warp_sum(squares) / p.outputs + p.epsilon);
+#pragma unroll
+        for (int i = 0; i < VECTORS; ++i) {
+            const int output = (i * 32 + lane) * 4;
+            if (output >= p.outputs) continue;
+            float gain[4], shift[4];
+            load_floats<T, 4>(static_cast<const T*>(p.gain) + output, gain);
+            load_floats<T, 4>(static_cast<const T*>(p.shift) + output, shift);
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+                values[i][j] = within ? (values[i][j] - mean) * scale * gain[j] + shift[j] : 0.0f;
+            store_floats<T, 4>(static_cast<T*>(p.out) + start + output, values[i]);
         }
     }
 
@@ -225,7 +255,8 @@ template <typename T, int ROWS, int COLUMNS, int WARPS_M, int WARPS_N, int STAGE
         __syncthreads();
         if (!last) return;
         __threadfence();
-        normalise(p, item, first, limit);
+        if (p.outputs <= 384) normalise<3, 2>(p, item, first, limit);
+        else normalise<WIDEST / 128, 1>(p, item, first, limit);
     }
 };
 

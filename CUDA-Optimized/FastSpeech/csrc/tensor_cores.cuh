@@ -16,6 +16,16 @@ template <int PENDING> __device__ inline void wait_copies() {
     asm volatile("cp.async.wait_group %0;\n" ::"n"(PENDING) : "memory");
 }
 
+// What another block wrote in this launch, past this processor's own cache; not moved over fences and barriers.
+__device__ inline float4 read_shared(const float* source) {
+    float4 value;
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+                 : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+                 : "l"(source)
+                 : "memory");
+    return value;
+}
+
 // Four 8 x 8 matrices of 16-bit values; lane 8 m + r gives the address of row r of matrix m. Lane l receives values
 // 2 (l % 4) and the next of row l / 4 of each; transposed: of column l / 4.
 __device__ inline void load_matrices(uint32_t (&target)[4], const void* row) {

@@ -228,7 +228,7 @@ inline int atomicAdd(int* address, int value) {
     *address += value;
     return before;
 }
-inline float4 __ldcg(const float4* address) { return *address; }
+inline float4 read_shared(const float* source) { return *reinterpret_cast<const float4*>(source); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 
 template <typename V> inline V shuffled(V value, unsigned lane) {
