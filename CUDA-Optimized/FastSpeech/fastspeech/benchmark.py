@@ -135,22 +135,20 @@ def speaking(config: BenchmarkConfig, batch: int, device: torch.device) -> tuple
     return programs, skipped
 
 
-def measure(
-    config: BenchmarkConfig, programs: Programs, batch: int, device: torch.device, items: float, unit: str, mode: str
+def conditions(config: BenchmarkConfig, batch: int, device: torch.device) -> dict[str, Any]:
+    """How `bench.against_peers` is to measure."""
+    turns = {"pairs": config.pairs, "warmup": config.warmup, "iterations": config.iterations}
+    return turns | {"device": device, "batch": batch, "precision": config.precision}
+
+
+def timed(
+    config: BenchmarkConfig, programs: Programs, batch: int, device: torch.device, mode: str, scale: int = 1
 ) -> list[dict[str, Any]]:
-    """Rows of all programs, the first being ours."""
-    return bench.against_peers(
-        programs,
-        pairs=config.pairs,
-        items=items,
-        unit=unit,
-        device=device,
-        warmup=config.warmup,
-        iterations=config.iterations,
-        batch=batch,
-        precision=config.precision,
-        mode=mode,
-    )
+    """Rows of all programs, the first being ours, none where there is none. ``scale``: samples of a frame, if sound."""
+    items, unit = batch * config.frames * scale, "mel frames/s" if scale == 1 else "samples/s"
+    if not programs:
+        return []
+    return bench.against_peers(programs, items=items, unit=unit, mode=mode, **conditions(config, batch, device))
 
 
 def gap(found: Tensor, reference: Tensor) -> dict[str, float]:
@@ -202,9 +200,8 @@ def measure_pipeline(config: BenchmarkConfig, batch: int, device: torch.device) 
             return vocoder(found.mel, found.mel_lengths)
 
         programs[name] = sound
-    items = batch * config.frames * simple.mel.hop_length
-    seconds = items / simple.mel.sample_rate
-    rows = measure(config, programs, batch, device, items, "samples/s", "latency") if programs else []
+    seconds = batch * config.frames * simple.mel.hop_length / simple.mel.sample_rate
+    rows = timed(config, programs, batch, device, "latency", simple.mel.hop_length)
     for row in rows:
         row |= {"audio_seconds": seconds, "real_time_factor": seconds / (row["p50_ms"] / 1e3)}
     return rows + skipped
@@ -215,7 +212,7 @@ def measure_training(config: BenchmarkConfig, batch: int, device: torch.device) 
     from .training_benchmark import training_step
 
     programs = {name: training_step(config, name, batch, device) for name in ["ours", *config.peers]}
-    return measure(config, programs, batch, device, batch * config.frames, "mel frames/s", "throughput")
+    return timed(config, programs, batch, device, "throughput")
 
 
 MEASURES = {
