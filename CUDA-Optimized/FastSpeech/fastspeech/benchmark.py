@@ -179,9 +179,7 @@ def measure_speaking(config: BenchmarkConfig, batch: int, device: torch.device) 
         if found.mel.shape != reference.mel.shape:
             raise ValueError(f"{name} made {tuple(found.mel.shape)} instead of {tuple(reference.mel.shape)}")
         checks[name] = gap(found.mel, reference.mel) | memory(run, device)
-    rows = (
-        measure(config, programs, batch, device, batch * config.frames, "mel frames/s", config.mode) if programs else []
-    )
+    rows = timed(config, programs, batch, device, config.mode)
     return [row | checks[row["program"]] for row in rows] + skipped
 
 
