@@ -23,7 +23,7 @@ class State:
     """What the last `initialize` of this process chose; `scale_loss` and the state dictionary work on it."""
 
     properties: Properties | None = None
-    enabled: bool = False
+    enabled: bool = True
     loss_scalers: list[LossScaler] = []
     verbosity: int = 1
 
@@ -71,6 +71,8 @@ def initialize(
         _prepare_model(model, properties, cast_model_outputs)
     for optimizer in optimizer_list:
         patch_optimizer(optimizer, bool(properties.master_weights))
+    for model in model_list:
+        model.register_load_state_dict_post_hook(functools.partial(_follow, optimizer_list))
     if optimizers is None:
         return models
     return models, optimizers
@@ -106,6 +108,12 @@ def _prepare_model(model: nn.Module, properties: Properties, output_dtype: torch
         _wrap_forward(model, torch.float16, output_dtype or torch.float32, autocast=True)
     elif dtype == torch.float32:
         _wrap_forward(model, torch.float32, output_dtype or torch.float32, autocast=False)
+
+
+def _follow(optimizers: list[Any], model: nn.Module, incompatible: Any) -> None:
+    """Loaded weights reach the masters, which would otherwise overwrite them at the next step."""
+    for optimizer in optimizers:
+        optimizer._amp_stash.follow_parameters()
 
 
 def _cast_model(model: nn.Module, dtype: torch.dtype, keep_batchnorm: bool) -> None:

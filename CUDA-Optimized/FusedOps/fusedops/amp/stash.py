@@ -15,6 +15,9 @@ from fusedops.ops.multi_tensor import multi_tensor_axpby, multi_tensor_scale
 __all__ = ["Stash", "patch_optimizer"]
 
 
+MASTERS = "amp_masters"  # their key in an optimizer's state dictionary
+
+
 class Stash:
     """``pairs``: (parameter of the model, float32 master in the optimizer). ``skip``: message of a step to be left
     out.
@@ -86,6 +89,23 @@ class Stash:
         if self.pairs:
             multi_tensor_scale([master for _, master in self.pairs], [parameter for parameter, _ in self.pairs], 1.0)
 
+    @torch.no_grad()
+    def follow_parameters(self) -> None:
+        """After the model's weights were set from outside: masters that do not round to them become them."""
+        for parameter, master in self.pairs:
+            if not torch.equal(master.to(parameter.dtype), parameter):
+                master.copy_(parameter)
+
+    @torch.no_grad()
+    def load_masters(self, saved: list[Tensor]) -> None:
+        """Masters of a checkpoint, into the masters and the model's parameters. ValueError where they do not fit."""
+        shapes, own = [tuple(value.shape) for value in saved], [tuple(master.shape) for _, master in self.pairs]
+        if shapes != own:
+            raise ValueError(f"{len(shapes)} masters in the state do not fit this optimizer's {len(own)}")
+        for value, (_, master) in zip(saved, self.pairs, strict=True):
+            master.copy_(value)
+        self.copy_masters()
+
     def make_masters(self, group: dict[str, Any]) -> None:
         """Replace the 16-bit parameters of a group by float32 masters."""
         state = self.optimizer.state
@@ -99,7 +119,7 @@ class Stash:
 
 
 def patch_optimizer(optimizer: Any, masters: bool) -> None:
-    """Attach a stash, and make step, zero_grad and add_param_group of this optimizer heed it."""
+    """Attach a stash, and make step, zero_grad, add_param_group and the state dictionary of this optimizer heed it."""
     stash = optimizer._amp_stash = Stash(optimizer)
     if masters:
         for group in optimizer.param_groups:
@@ -130,7 +150,18 @@ def patch_optimizer(optimizer: Any, masters: bool) -> None:
             stash.make_masters(group)
         original(group)
 
-    for replacement in (step, zero_grad, add_param_group):
+    def state_dict(original: Callable[..., Any]) -> dict[str, Any]:
+        saved = original()
+        return {**saved, MASTERS: [master.detach().clone() for _, master in stash.pairs]} if stash.pairs else saved
+
+    def load_state_dict(original: Callable[..., Any], state: dict[str, Any]) -> None:
+        original({name: value for name, value in state.items() if name != MASTERS})
+        if MASTERS in state:
+            stash.load_masters(state[MASTERS])
+        else:
+            stash.follow_parameters()
+
+    for replacement in (step, zero_grad, add_param_group, state_dict, load_state_dict):
         original = getattr(optimizer, replacement.__name__)
         setattr(optimizer, replacement.__name__, _method(optimizer, original, replacement))
 

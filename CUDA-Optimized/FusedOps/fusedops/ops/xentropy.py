@@ -39,7 +39,8 @@ def cross_entropy(
 
     Rows whose target is `ignore_index` count for nothing; "mean" divides by the number of the others. With `inplace`
     the gradient overwrites the logits during the forward pass, which saves a read and the memory of a copy: the logits
-    must not be used afterwards, and backward can run once. It has no effect without a gradient or under torch.compile.
+    must not be used afterwards (autograd refuses where what made them needs them), and backward can run once. It has no
+    effect without a gradient, on leaves, and under torch.compile.
     A target outside the classes gives NaN on a GPU. ValueError for shapes or options that make no sense.
     """
     _check(logits, target, reduction, label_smoothing, softcap)
@@ -49,7 +50,7 @@ def cross_entropy(
     targets = target.reshape(-1)
     if backend == "plain":
         losses = cross_entropy_plain(flat, targets, *options)
-    elif inplace and logits.requires_grad and torch.is_grad_enabled() and is_direct(logits) and logits.is_contiguous():
+    elif inplace and _can_overwrite(logits):
         result = _InPlace.apply(flat, targets, reduction, *options)
         return result.view(target.shape) if reduction == "none" else result
     else:
@@ -60,6 +61,11 @@ def cross_entropy(
     return losses.sum() if reduction == "sum" else losses.sum() / (targets != ignore_index).sum()
 
 
+def _can_overwrite(logits: Tensor) -> bool:
+    wanted = logits.requires_grad and torch.is_grad_enabled() and not logits.is_leaf  # a leaf is a weight or an input
+    return wanted and is_direct(logits) and logits.is_contiguous()
+
+
 def cross_entropy_plain(
     logits: Tensor, target: Tensor, ignore_index: int, smoothing: float, z_loss: float, softcap: float
 ) -> Tensor:
@@ -67,7 +73,7 @@ def cross_entropy_plain(
     x = logits if logits.dtype == torch.float64 else logits.float()
     if softcap:
         x = softcap * torch.tanh(x / softcap)
-    losses = F.cross_entropy(x, target, ignore_index=ignore_index, label_smoothing=smoothing, reduction="none")
+    losses = F.cross_entropy(x, target.long(), ignore_index=ignore_index, label_smoothing=smoothing, reduction="none")
     if z_loss:
         losses = losses + torch.where(target == ignore_index, 0.0, z_loss * torch.logsumexp(x, 1).square())
     return losses
@@ -170,6 +176,7 @@ class _InPlace(torch.autograd.Function):
         if logits.shape[0]:
             arguments = (storage, target.contiguous(), losses, lse, storage, count, ignore_index)
             xentropy_kernels.loss(*arguments, *options)
+        torch.autograd.graph.increment_version(logits)  # so that an operator that saved the logits notices
         ctx.gradient = storage
         # The sum over no rows that count is 0 / 0, as torch has it.
         return losses if reduction == "none" else losses.sum() / (count != 0) if count is not None else losses.sum()

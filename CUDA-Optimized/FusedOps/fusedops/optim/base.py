@@ -206,10 +206,11 @@ class FusedOptimizer(Optimizer):
         # Where everything lies; looked at in each step, so it is as little as will do.
         try:
             now = [
-                (id(p), p.data_ptr(), g.data_ptr(), g.dtype, g.is_contiguous())
+                ((id(p), p.dtype, p.stride(), g.dtype), p.data_ptr(), g.data_ptr(), g.is_contiguous())
                 for p, g in zip(group["params"], gradients, strict=True)
                 if g is not None
             ]
+            now.append((self.moments_of(group),))
         except RuntimeError:  # a sparse gradient has no address
             for parameter in group["params"]:
                 self._check_gradient(parameter)
@@ -220,8 +221,8 @@ class FusedOptimizer(Optimizer):
                 bucket.begin(True)
             return known[1]
         parameters = [p for p, g in zip(group["params"], gradients, strict=True) if g is not None]
-        if known is not None and [entry[::3] for entry in known[0]] == [entry[::3] for entry in now]:
-            buckets = known[1]  # the same parameters, and dtypes of gradients
+        if known is not None and [entry[0] for entry in known[0]] == [entry[0] for entry in now]:
+            buckets = known[1]  # the same parameters as they lay, dtypes of gradients and moments, elsewhere
         else:
             if parameters and parameters[0].is_cuda and torch.cuda.is_current_stream_capturing():
                 raise RuntimeError("take a step with the same gradients before capturing a CUDA graph")
@@ -249,7 +250,7 @@ class FusedOptimizer(Optimizer):
                 state.update({**fresh, **kept})
             master = master_of(parameter, self.options.master_weights)
             adopt_master(parameter, state, master)
-            for name in names:
+            for name in (*names, *(key for key in ("master", "remainder") if isinstance(state.get(key), Tensor))):
                 state[name] = laid_out_as(parameter, state[name])
             dtypes = (parameter.dtype, parameter.grad.dtype, *(state[name].dtype for name in names))
             sorted_out.setdefault((parameter.device, master, *dtypes), []).append(parameter)

@@ -16,7 +16,7 @@ from fusedops.ops.multi_tensor_table import TensorTable, is_dense, same_layout
 __all__ = ["LARC"]
 
 
-class LARC:
+class LARC(Optimizer):
     """Scale each gradient before the step of ``optimizer`` so that its tensor moves in proportion to its weights' norm.
 
     local = trust_coefficient ||p|| / (||g|| + weight_decay ||p|| + eps); with ``clip`` it becomes min(local / lr, 1),
@@ -33,6 +33,39 @@ class LARC:
         self.clip = clip
         self.eps = eps
         self._tables: dict[tuple[Any, ...], TensorTable] = {}
+
+    # It scales gradients before the inner optimizer sees them, so a gradient scaler must unscale them before that, and
+    # leave the step out where one is infinite.
+    _step_supports_amp_scaling = False
+    finds_inf_itself = False
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.optim.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.optim.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        return self.optim.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        return self.optim.defaults
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.optim.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.optim.load_state_dict(state_dict)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optim.zero_grad(set_to_none=set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self.optim.add_param_group(param_group)
 
     def __getattr__(self, name: str) -> Any:
         if name == "optim":  # not set yet, while an object is being copied
