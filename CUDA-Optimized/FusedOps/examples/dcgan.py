@@ -110,6 +110,7 @@ def run(args: argparse.Namespace) -> dict[str, float]:
             sheet = sample(args, networks[0], device)
             save_sheet(sheet, Path(args.output_dir) / f"epoch_{epoch + 1:03d}.png")
     if size > 1:
+        dist.barrier()  # a process that leaves early cuts the connections that others still use
         dist.destroy_process_group()
     return means
 

@@ -188,6 +188,7 @@ def run(args: argparse.Namespace) -> dict[str, float]:
                 torch.save(state, args.checkpoint + ".partial")
                 os.replace(args.checkpoint + ".partial", args.checkpoint)
     if size > 1:
+        dist.barrier()  # a process that leaves early cuts the connections that others still use
         dist.destroy_process_group()
     return {"top1": accuracy, "images_per_second": speed}
 

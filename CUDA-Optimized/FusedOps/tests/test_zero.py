@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,8 @@ def run(folder, world, *jobs, cuda=False):
     meeting = {"world": world, "rendezvous": str(folder / f"meet_{world}"), "jobs": jobs, "cuda": cuda}
     (folder / f"jobs_{world}.json").write_text(json.dumps(meeting))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "FUSEDOPS_BACKEND": "triton" if cuda else "plain"}
+    if any(name == "lo" for _, name in socket.if_nameindex()):
+        environment["GLOO_SOCKET_IFNAME"] = "lo"  # all processes are here, and no other interface need be there
     processes = [
         subprocess.Popen(
             [sys.executable, str(WORKER), str(folder / f"jobs_{world}.json"), str(rank)],
