@@ -73,7 +73,7 @@ def compare(name: str, inputs: list[torch.Tensor], rest: tuple, dtype: torch.dty
             continue
         scale = max(exact.abs().max().item(), 1e-3)
         error, allowed = ((value.double() - exact).abs().max().item() / scale for value in (found, plain))
-        # Kernels add float32 products one after the other, BLAS in a tree; in 16 bits rounding the result hides that.
+        # One float32 case was seen at 8 units of rounding on a GPU, perhaps for the order of its sums.
         floor = (12 if dtype == torch.float32 else 4) * UNIT_ROUNDING[dtype]
         assert error <= slack * allowed + floor, (name, error, allowed)
 
