@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -288,3 +289,49 @@ def test_grad_scaler_with_others(device):
         scaler.step(fused)
     with pytest.raises(AssertionError):
         amp.GradScaler(device.type).step(fused)
+
+
+@pytest.mark.parametrize("opt_level", ["O0", "O1", "O2", "O3"])
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_of_a_model_runs_its_own_weights(device, opt_level, duplicate):
+    model = make_model(device)
+    model, optimizer = amp.initialize(model, SGD(model.parameters(), lr=0.1), opt_level=opt_level, loss_scale=128.0)
+    twin = duplicate(model).eval()
+    model.eval()
+    x, _ = data(device)
+    assert torch.equal(twin(x), model(x))
+    before = model(x)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    assert torch.equal(twin(x), torch.zeros_like(before)) and torch.equal(model(x), before)
+    twin.load_state_dict(model.state_dict())  # the original's optimizer has nothing to do with it
+    assert torch.equal(twin(x), before)
+    twin(x).sum().backward()
+    assert all(p.grad is None for p in model.parameters()) and twin[0].weight.grad is not None
+    train(model.train(), optimizer, device, 1)
+    assert torch.equal(twin(x), before) and not torch.equal(model.eval()(x), before)
+
+
+@pytest.mark.parametrize("opt_level", ["O0", "O2"])
+def test_an_exception_in_the_block_loses_nothing(device, opt_level):
+    model = make_model(device)
+    model, optimizer = amp.initialize(model, SGD(model.parameters(), lr=0.1), opt_level=opt_level)
+    x, y = data(device)
+
+    def accumulate():
+        with amp.scale_loss((model(x) - y).square().mean(), optimizer) as scaled:
+            scaled.backward()
+
+    accumulate()
+    masters = list(amp.master_params(optimizer))
+    before = [p.grad.clone() for p in masters]
+    scale = State.loss_scalers[0].state_dict()
+    with pytest.raises(KeyError, match="batch"), amp.scale_loss(model(x).sum(), optimizer) as scaled:
+        scaled.backward()
+        raise KeyError("batch")
+    assert State.loss_scalers[0].state_dict() == scale
+    assert all(torch.equal(p.grad, b) for p, b in zip(masters, before, strict=True))
+    accumulate()
+    for p, b in zip(masters, before, strict=True):
+        torch.testing.assert_close(p.grad, 2 * b)

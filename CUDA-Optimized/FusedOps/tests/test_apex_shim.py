@@ -188,6 +188,24 @@ def test_zero_grad_and_scalers(device):
     assert p.tolist() == [-1.0] * 3 and optimizer.skipped.item() == 1
 
 
+@pytest.mark.parametrize(
+    "name", ["FusedAdam", "FusedSGD", "FusedLAMB", "FusedMixedPrecisionLamb", "FusedNovoGrad", "FusedAdagrad"]
+)
+def test_step_hooks_run_once(device, name):
+    """Also where the class below was made before, whose step torch has wrapped in hooks of its own."""
+    optimizers = load("apex.optimizers")
+    p = nn.Parameter(torch.ones(3, device=device))
+    make = getattr(optimizers, name)
+    below = next(c for c in make.__mro__ if c.__module__.startswith("fusedops.optim"))
+    below([nn.Parameter(torch.ones(3))], lr=0.1)
+    optimizer, ran = make([p], lr=0.1), []
+    optimizer.register_step_pre_hook(lambda *_: ran.append("before"))
+    optimizer.register_step_post_hook(lambda *_: ran.append("after"))
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert ran == ["before", "after"] and p.tolist() != [1.0] * 3
+
+
 def test_apex_checkpoints_are_loaded(device):
     p = nn.Parameter(torch.ones(3, device=device))
     optimizer = load("apex.optimizers").FusedAdam([p])

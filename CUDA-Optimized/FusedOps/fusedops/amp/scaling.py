@@ -26,7 +26,8 @@ def scale_loss(
 
     Gives loss * scale in float32. At the end of the block the gradients are divided by the scale (into the float32
     masters, with O2), added to those of earlier blocks, and looked through for infinities: that waits for the device
-    once. After an overflow the next step of these optimizers is left out, and the scale goes down.
+    once. After an overflow the next step of these optimizers is left out, and the scale goes down. An exception in the
+    block leaves gradients and scale as they were before it.
     ``delay_unscale=True``: leave the gradients scaled, since another backward pass into them follows before the step
     (accumulation). ``model`` and ``delay_overflow_check`` are accepted for the sake of the signature. RuntimeError
     before `initialize`, and for a ``loss_id`` beyond its ``num_losses``.
@@ -43,7 +44,12 @@ def scale_loss(
     stashes = [stash_of(optimizer) for optimizer in _as_list(optimizers)]
     for stash in stashes:
         stash.put_aside()
-    yield loss.float() * scale
+    try:
+        yield loss.float() * scale
+    except BaseException:
+        for stash in stashes:
+            stash.put_back()
+        raise
     if delay_unscale:
         for stash in stashes:
             stash.pending = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import types
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -72,7 +71,7 @@ def initialize(
     for optimizer in optimizer_list:
         patch_optimizer(optimizer, bool(properties.master_weights))
     for model in model_list:
-        model.register_load_state_dict_post_hook(functools.partial(_follow, optimizer_list))
+        model.register_load_state_dict_post_hook(_MastersFollow(optimizer_list))
     if optimizers is None:
         return models
     return models, optimizers
@@ -103,17 +102,28 @@ def _prepare_model(model: nn.Module, properties: Properties, output_dtype: torch
     if dtype is not None and dtype != torch.float32:
         _cast_model(model, dtype, bool(properties.keep_batchnorm_fp32))
         model.register_state_dict_post_hook(_state_in_float32)
-        _wrap_forward(model, dtype, output_dtype or torch.float32, autocast=False)
+        model.forward = _Forward(model, dtype, output_dtype or torch.float32, autocast=False)
     elif properties.patch_torch_functions:
-        _wrap_forward(model, torch.float16, output_dtype or torch.float32, autocast=True)
+        model.forward = _Forward(model, torch.float16, output_dtype or torch.float32, autocast=True)
     elif dtype == torch.float32:
-        _wrap_forward(model, torch.float32, output_dtype or torch.float32, autocast=False)
+        model.forward = _Forward(model, torch.float32, output_dtype or torch.float32, autocast=False)
 
 
-def _follow(optimizers: list[Any], model: nn.Module, incompatible: Any) -> None:
-    """Loaded weights reach the masters, which would otherwise overwrite them at the next step."""
-    for optimizer in optimizers:
-        optimizer._amp_stash.follow_parameters()
+class _MastersFollow:
+    """Hook: loaded weights reach the masters, which would otherwise overwrite them at the next step.
+
+    A copy of the model (deepcopy, pickle) is no business of the optimizers, which keep to the original's parameters.
+    """
+
+    def __init__(self, optimizers: list[Any]) -> None:
+        self.optimizers = optimizers
+
+    def __call__(self, model: nn.Module, incompatible: Any) -> None:
+        for optimizer in self.optimizers:
+            optimizer._amp_stash.follow_parameters()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"optimizers": []}
 
 
 def _cast_model(model: nn.Module, dtype: torch.dtype, keep_batchnorm: bool) -> None:
@@ -126,19 +136,26 @@ def _cast_model(model: nn.Module, dtype: torch.dtype, keep_batchnorm: bool) -> N
                 tensor.data = tensor.data.to(dtype)
 
 
-def _wrap_forward(model: nn.Module, dtype: torch.dtype, output_dtype: torch.dtype, autocast: bool) -> None:
-    original = model.forward
+class _Forward:
+    """A model's ``forward`` with casts of inputs and outputs, or under autocast.
 
-    @functools.wraps(original)
-    def forward(self: nn.Module, *arguments: Any, **named: Any) -> Any:
-        if not autocast:
-            return cast(original(*cast(arguments, dtype), **cast(named, dtype)), output_dtype)
-        tensors = floating_tensors([arguments, named]) or [p for p in self.parameters() if p.is_floating_point()][:1]
+    An object, not a closure, so that copying the model (deepcopy, pickle) binds it to the copy.
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype, output_dtype: torch.dtype, autocast: bool) -> None:
+        self.model = model
+        self.dtype, self.output_dtype, self.autocast = dtype, output_dtype, autocast
+        functools.update_wrapper(self, model.forward, updated=())  # the original is __wrapped__
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        original = self.__wrapped__
+        if not self.autocast:
+            return cast(original(*cast(arguments, self.dtype), **cast(named, self.dtype)), self.output_dtype)
+        tensors = floating_tensors([arguments, named])
+        tensors = tensors or [p for p in self.model.parameters() if p.is_floating_point()][:1]
         device = tensors[0].device.type if tensors else "cpu"
-        with torch.autocast(device, dtype=torch.bfloat16 if device == "cpu" else dtype):
-            return cast(original(*arguments, **named), output_dtype)
-
-    model.forward = types.MethodType(forward, model)
+        with torch.autocast(device, dtype=torch.bfloat16 if device == "cpu" else self.dtype):
+            return cast(original(*arguments, **named), self.output_dtype)
 
 
 def _state_in_float32(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:

@@ -44,6 +44,17 @@ class Stash:
                 self.aside[parameter] = parameter.grad
                 parameter.grad = None
 
+    def put_back(self) -> None:
+        """After a backward pass that failed: what it left is dropped, the gradients set aside are there again.
+
+        Those that ``delay_unscale=True`` left scaled were not set aside: they may hold a part of the failed pass.
+        """
+        if self.pending:
+            return
+        for parameter in (*self.others(), *(model_parameter for model_parameter, _ in self.pairs)):
+            parameter.grad = self.aside.get(parameter)
+        self.aside = {}
+
     def unscale(self, scale: float) -> Tensor | None:
         """After it: gradients / scale, added to those set aside, into masters where there are any. -> flag of an
         overflow.

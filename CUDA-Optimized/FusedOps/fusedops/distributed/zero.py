@@ -153,7 +153,7 @@ class ZeroAdamW(Optimizer):
         for flat in flats:
             self._reduce(flat)
         self._steer(flats)
-        inner.step()
+        inner.take_step()  # not step, around which global hooks would run a second time
         for flat in flats:
             dist.all_gather_into_tensor(flat.weights, flat.shard.detach(), group=self.process_group)
         self.grad_norm, self.skipped = getattr(inner, "grad_norm", None), inner.skipped

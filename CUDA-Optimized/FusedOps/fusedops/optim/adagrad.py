@@ -46,7 +46,7 @@ class Adagrad(FusedOptimizer):
             "initial_accumulator_value": initial_accumulator_value, "maximize": maximize,
             "decoupled_weight_decay": decoupled_weight_decay,
         }  # fmt: skip
-        super().__init__(params, defaults, Options(**options))
+        super().__init__(params, defaults, Options.of(options))
 
     def initial_value(self, group: dict[str, Any]) -> float:
         return group["initial_accumulator_value"]

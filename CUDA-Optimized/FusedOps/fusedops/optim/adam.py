@@ -49,7 +49,7 @@ class Adam(FusedOptimizer):
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": False, "maximize": maximize,
             "bias_correction": bias_correction, "decoupled_weight_decay": decoupled_weight_decay,
         }  # fmt: skip
-        super().__init__(params, defaults, Options(**options))
+        super().__init__(params, defaults, Options.of(options))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         for number, group in enumerate(state_dict["param_groups"]):

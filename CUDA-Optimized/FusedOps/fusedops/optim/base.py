@@ -52,6 +52,19 @@ class Options:
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise ValueError(f"max_grad_norm must be positive, not {self.max_grad_norm}")
 
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> Options:
+        """From keyword arguments, among which torch's choices of an implementation may be: ``foreach``, ``fused`` and
+        ``capturable``, which choose nothing here, where every step is fused and can be captured, and
+        ``differentiable``, which is not supported. ValueError for that, and for contradictions; TypeError for others.
+        """
+        chosen = {name: given.pop(name, None) for name in ("foreach", "fused", "capturable", "differentiable")}
+        if chosen["differentiable"]:
+            raise ValueError("differentiable=True is not supported: a fused step has no derivative")
+        if chosen["foreach"] and chosen["fused"]:
+            raise ValueError("`fused` and `foreach` cannot be `True` together.")  # torch's words
+        return cls(**given)
+
 
 @dataclass
 class Control:
@@ -174,6 +187,10 @@ class FusedOptimizer(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step over all parameters that have a gradient; -> what ``closure`` gave, if there is one."""
+        return self.take_step(closure)
+
+    def take_step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """`step` for subclasses' own: torch runs the hooks around every class's ``step``, and they are to run once."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

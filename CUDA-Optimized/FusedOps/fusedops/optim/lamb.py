@@ -51,7 +51,7 @@ class LAMB(FusedOptimizer):
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "bias_correction": bias_correction,
             "grad_averaging": grad_averaging, "adam_w_mode": adam_w_mode, "use_nvlamb": use_nvlamb,
         }  # fmt: skip
-        super().__init__(params, defaults, Options(max_grad_norm=max_grad_norm or None, **options))
+        super().__init__(params, defaults, Options.of({"max_grad_norm": max_grad_norm or None, **options}))
 
     def update(self, group: dict[str, Any], bucket: Bucket, control: Control) -> None:
         from fusedops.ops.multi_tensor_kernels import TYPES

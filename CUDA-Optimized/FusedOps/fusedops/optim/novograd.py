@@ -54,7 +54,7 @@ class NovoGrad(FusedOptimizer):
             "grad_averaging": grad_averaging, "reg_inside_moment": reg_inside_moment, "norm_type": norm_type,
             "init_zero": init_zero,
         }  # fmt: skip
-        super().__init__(params, defaults, Options(**options))
+        super().__init__(params, defaults, Options.of(options))
 
     def always_normed(self) -> bool:
         return True

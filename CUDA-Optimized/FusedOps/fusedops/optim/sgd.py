@@ -45,7 +45,7 @@ class SGD(FusedOptimizer):
             "lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay, "nesterov": nesterov,
             "maximize": maximize, "wd_after_momentum": wd_after_momentum,
         }  # fmt: skip
-        super().__init__(params, defaults, Options(**options))
+        super().__init__(params, defaults, Options.of(options))
 
     def moments_of(self, group: dict[str, Any]) -> tuple[str, ...]:
         return ("momentum_buffer",) if group["momentum"] else ()

@@ -22,6 +22,7 @@ class _Apex:
         """As the constructor's ``set_grad_none`` says, unless told otherwise here."""
         super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
 
+    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, **legacy: Any) -> Any:
         """``grad_scaler`` is used; the arguments of Apex's older form (grads, output_params, scale, grad_norms) are
         errors.
@@ -35,7 +36,7 @@ class _Apex:
         if scaler is not None:
             self.grad_scale, self.finds_inf = scaler._get_scale_async(), True
         try:
-            return super().step(closure)
+            return self.take_step(closure)
         finally:
             if scaler is not None:
                 self.grad_scale, self.finds_inf = None, False
