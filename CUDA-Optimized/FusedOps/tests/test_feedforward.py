@@ -83,7 +83,7 @@ def test_wrong_inputs_are_refused(device, backend):
     x = torch.randn(2, 6, device=device)
     for call, message in (
         (lambda: bias_activation(x, torch.ones(5)), r"bias \(5,\) does not fit"),
-        (lambda: dense(x, torch.ones(3, 6), activation="tanh"), "'tanh'"),
+        (lambda: dense(x, torch.ones(3, 6, device=device), activation="tanh"), "'tanh'"),
         (lambda: two_layers(x, x, None, x, None, "fast"), "'fast'"),
         (lambda: mlp(x, [x], []), "1 weights, but 0 biases"),
         (lambda: nn.MLP([3]), "two sizes or more"),

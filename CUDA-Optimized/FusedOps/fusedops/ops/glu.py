@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..dispatch import backend_for
 from .activations import activate_plain, kind_of
+from .autocast import promoted
 from .registration import Operator
 
 __all__ = ["gated", "geglu", "glu_plain", "swiglu"]
@@ -35,6 +36,8 @@ def gated(gate: Tensor, value: Tensor | None, activation: str) -> Tensor:
     kind = kind_of(activation)
     if value is None and (gate.dim() < 1 or gate.shape[-1] % 2):
         raise ValueError(f"one tensor for gate and value needs an even last dimension, not {tuple(gate.shape)}")
+    if value is not None:
+        gate, value = promoted(gate, value)
     if value is not None and (value.shape != gate.shape or value.dtype != gate.dtype):
         mine, its = f"{gate.dtype} {tuple(gate.shape)}", f"{value.dtype} {tuple(value.shape)}"
         raise ValueError(f"gate and value must be alike, not {mine} and {its}")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..dispatch import backend_for
+from .autocast import promoted
 from .registration import Operator
 
 __all__ = ["index_mul_2d"]
@@ -21,6 +22,7 @@ __all__ = ["index_mul_2d"]
 
 def index_mul_2d(a: Tensor, b: Tensor, index: Tensor) -> Tensor:
     """a[index] * b of a (N, W), b (M, W) of one type and index (M,), integers below N (not checked on a GPU)."""
+    a, b = promoted(a, b)
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[1] or index.shape != b.shape[:1] or a.dtype != b.dtype:
         shapes = f"{a.dtype} {tuple(a.shape)}, {b.dtype} {tuple(b.shape)} and {tuple(index.shape)}"
         raise ValueError(f"need a (N, W), b (M, W) of one type and index (M,), not {shapes}")

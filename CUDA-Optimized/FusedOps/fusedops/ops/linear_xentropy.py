@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..dispatch import backend_for
 from . import xentropy
+from .autocast import cast_for_product
 from .registration import Operator, is_direct
 from .weight_gradient import add_product_
 
@@ -43,7 +44,8 @@ def linear_cross_entropy(
     x (..., features), weight (classes, features), bias (classes,), target (...) class indices; options as those of
     `cross_entropy`; reduction "mean" or "sum". `chunk_rows` rows are handled at a time (None: by `default_chunk`).
     The weight's gradient is summed over chunks in the type `accumulate`, or, with None, in the weight's own, which
-    halves its memory for 16-bit weights and rounds once a chunk. Backward can run once. ValueError for wrong shapes.
+    halves its memory for 16-bit weights and rounds once a chunk. Under autocast x, weight and bias are cast to its
+    type, as for torch's linear. Backward can run once. ValueError for wrong shapes.
     """
     if x.shape[:-1] != target.shape or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
         shapes = f"x {tuple(x.shape)}, weight {tuple(weight.shape)}, target {tuple(target.shape)}"
@@ -53,6 +55,7 @@ def linear_cross_entropy(
     if chunk_rows is not None and chunk_rows < 1:
         raise ValueError(f"chunk_rows must be at least 1, got {chunk_rows}")
     xentropy.check_options(reduction, label_smoothing, softcap, ("mean", "sum"))
+    x, weight, bias = cast_for_product(x, weight, bias)
     flat, targets = x.reshape(-1, x.shape[-1]), target.reshape(-1)
     options = (ignore_index, float(label_smoothing), float(z_loss), float(softcap or 0.0))
     if backend_for(x, weight, bias, op="linear_cross_entropy") == "plain":

@@ -377,9 +377,13 @@ def _grouped(name: str, *lists: Sequence[Tensor]) -> Grouped:
     places, tables = [], []
     device = lists[0][0].device
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     for dtypes, indexes in by_dtypes(*lists).items():
         chosen = [[tensors[i] for i in indexes] for tensors in lists]
-        key = (name, len(lists[0]), device, stream, dtypes, tuple(tensor.numel() for tensor in chosen[0]))
+        rest = (name, len(lists[0]), device, dtypes, tuple(tensor.numel() for tensor in chosen[0]))
+        key = (stream, *rest)
+        if capturing:  # on a stream of its own: the table is the one that was laid out outside, on whatever stream
+            key = next((known for known in reversed(_TABLES.of) if known[1:] == rest), key)
         table = _TABLES.of.pop(key, None) or TensorTable()
         _TABLES.of[key] = table
         if len(_TABLES.of) > TABLES:

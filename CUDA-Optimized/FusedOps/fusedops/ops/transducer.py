@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..dispatch import backend_for
+from .autocast import promoted
 from .registration import Operator
 
 __all__ = ["joint_plain", "loss_plain", "transducer_joint", "transducer_loss"]
@@ -36,6 +37,7 @@ def transducer_joint(
     (B, T, U, H) with `padding` where t or u is beyond the item's length; or, given `batch_offset` (B,) and the number
     of rows `packed_batch`, packed (rows, H). ValueError for shapes that do not fit.
     """
+    f, g = promoted(f, g)
     if f.dim() != 3 or g.dim() != 3 or f.shape[0] != g.shape[0] or f.shape[2] != g.shape[2] or f.dtype != g.dtype:
         mine, its = f"{f.dtype} {tuple(f.shape)}", f"{g.dtype} {tuple(g.shape)}"
         raise ValueError(f"need f (B, T, H) and g (B, U, H) of one type, not {mine} and {its}")

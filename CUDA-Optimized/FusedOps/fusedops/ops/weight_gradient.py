@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .autocast import cast_for_product, without_autocast
+
 __all__ = ["accumulate_weight_gradient", "add_product_", "linear_accumulating"]
 
 
@@ -22,7 +24,8 @@ def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
     elif total.device.type == "cuda" and total.dtype == torch.float32:
         torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
     else:
-        total += a.to(total.dtype) @ b.to(total.dtype)
+        with without_autocast(total.device):
+            total += a.to(total.dtype) @ b.to(total.dtype)
 
 
 def accumulate_weight_gradient(x: Tensor, dy: Tensor, total: Tensor) -> None:
@@ -46,7 +49,8 @@ class _Accumulating(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple:
         x, weight = ctx.saved_tensors
-        dx = dy @ weight if ctx.needs_input_grad[0] else None
+        with without_autocast(dy.device):  # the forward pass's types, wherever backward is called
+            dx = dy @ weight if ctx.needs_input_grad[0] else None
         accumulate_weight_gradient(x, dy, ctx.total)
         dbias = dy.reshape(-1, dy.shape[-1]).sum(0) if ctx.needs_input_grad[2] else None
         return dx, None, dbias, None
@@ -56,7 +60,8 @@ def linear_accumulating(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, total: Tensor | None = None
 ) -> Tensor:
     """x @ weight.T + bias; in the backward pass the weight's gradient is added to `total`, by default to the attribute
-    `weight.main_grad`, and `weight.grad` stays as it is. ValueError if there is no buffer or it does not fit.
+    `weight.main_grad`, and `weight.grad` stays as it is. Under autocast x, weight and bias are cast to its type, as for
+    torch's linear. ValueError if there is no buffer or it does not fit.
     """
     total = getattr(weight, "main_grad", None) if total is None else total
     if total is None or total.shape != weight.shape:
@@ -64,4 +69,4 @@ def linear_accumulating(
         raise ValueError(f"needs a buffer `main_grad` of the weight's shape {tuple(weight.shape)}, there is {found}")
     if not (weight.requires_grad and torch.is_grad_enabled()):
         return F.linear(x, weight, bias)
-    return _Accumulating.apply(x, weight, bias, total)
+    return _Accumulating.apply(*cast_for_product(x, weight, bias), total)
