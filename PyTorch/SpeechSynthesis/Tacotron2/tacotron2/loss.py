@@ -74,7 +74,7 @@ class Tacotron2Loss:
             for frames in (found.mel, found.refined):
                 error = (frames.to(mel.dtype) - mel).square().mean(1)
                 errors.append(torch.where(mask, error, 0).sum() / count)
-            positive = torch.as_tensor(self.gate_positive, dtype=mel.dtype, device=mel.device)
+            positive = mel.new_full((), self.gate_positive)
             logits = found.gate.to(mel.dtype)
             entropy = F.binary_cross_entropy_with_logits(logits, gate, reduction="none", pos_weight=positive)
             stop = torch.where(mask, entropy, 0).sum() / count

@@ -65,7 +65,7 @@ def lstm_cell(offset: Tensor, product: Tensor, cell: Tensor) -> tuple[Tensor, Te
     Computed in the cell state's type, whatever that of the gates.
     """
     if cell.is_cuda and not torch.compiler.is_compiling():  # one kernel: what torch.nn.LSTMCell calls, too
-        hidden, cell, _ = torch._thnn_fused_lstm_cell(offset.to(cell.dtype), product.to(cell.dtype), cell)
+        hidden, cell, _ = torch.ops.aten._thnn_fused_lstm_cell(offset.to(cell.dtype), product.to(cell.dtype), cell)
         return hidden, cell
     enter, forget, value, leave = (offset + product).to(cell.dtype).chunk(4, 1)
     cell = torch.addcmul(forget.sigmoid() * cell, enter.sigmoid(), value.tanh())

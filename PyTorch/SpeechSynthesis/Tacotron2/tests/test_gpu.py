@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dlx.inference import Replayed
+from dlx.precision import autocast
 from tacotron2 import benchmark, plain, registry
 from tacotron2.data import TextMelBatch
 from tacotron2.decoding import FastDecoder, decode
@@ -17,6 +18,11 @@ from tacotron2.step import TrainState, capture, train_step
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 # Rounding of a recurrence grows from frame to frame, so the first ones are looked at.
 FRAMES, BOUND = 24, {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 2e-1}
+
+
+@pytest.fixture(autouse=True)
+def exact_products():
+    autocast("fp32", "cuda")  # cuDNN's default is tf32
 
 
 def voice(dtype: torch.dtype) -> torch.nn.Module:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from dlx.precision import autocast
 from dlx.speech.mel import MelConfig
 from tacotron2.fast_waveglow import FastWaveGlow, spreading
 from tacotron2.vocoding import WaveGlowVocoder
@@ -32,6 +33,11 @@ SHARED = WaveGlowConfig(
     num_mels=8, flows=3, layers=2, channels=16, hop_length=32, window=128, upsample_groups=8, condition=16
 )
 MEL = MelConfig(8000, 128, 32, 128, 8, 0, 4000)
+
+
+@pytest.fixture(autouse=True)
+def exact_products():
+    autocast("fp32", DEVICE)  # cuDNN's default is tf32
 
 
 def model_of(config: WaveGlowConfig) -> WaveGlow:
