@@ -146,6 +146,16 @@ def _multiprocessors(index: int | None) -> int:
     return torch.cuda.get_device_properties(index).multi_processor_count
 
 
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a program may take; without bound for the interpreter."""
+    return 1 << 30 if device.type != "cuda" else _shared_memory(device.index)
+
+
+@functools.cache
+def _shared_memory(index: int | None) -> int:
+    return torch.cuda.get_device_properties(index).shared_memory_per_block_optin
+
+
 def _checked(backend: str, where: str) -> str:
     if backend not in BACKENDS:
         raise ValueError(f"{where}: backend {backend!r} is not one of {', '.join(BACKENDS)}")

@@ -43,8 +43,10 @@ def compare(device, no_worse, shape, groups, types, activation, affine=True):
             y = group_norm(own[0], groups, *(own[1:] or (None, None)), activation=activation)
             results[backend] = [y, *torch.autograd.grad(y, own, dy)]
     assert results["triton"][0].stride() == x.stride()
+    # Gradients of a constant group cancel, but what cancels has been multiplied by 1 / sqrt(eps).
+    deviation = (x.double().reshape(x.shape[0], groups, -1).var(2, correction=0) + 1e-5).sqrt().min().item()
     for ours, plain, exact in zip(results["triton"], results["plain"], expected, strict=True):
-        no_worse(ours, plain, exact, floor=max(torch.finfo(ours.dtype).eps, 2e-6), scale=1)
+        no_worse(ours, plain, exact, floor=max(torch.finfo(ours.dtype).eps, 2e-6), scale=max(1, 1 / deviation))
 
 
 @pytest.mark.parametrize("types", [(F32, F32), (F16, F16), (B16, F32), (F32, B16)], ids=str)
@@ -132,4 +134,5 @@ def test_more_than_two_to_the_31_elements(device, triton_backend):
     if torch.cuda.mem_get_info()[0] < 20 * 2**30:
         pytest.skip("needs 20 GiB of free GPU memory")
     x = torch.randn(1025, 2048, 32, 32, device=device, dtype=B16).contiguous(memory_format=torch.channels_last)
-    assert torch.equal(group_norm(x, 32)[-1:], group_norm(x[-1:].clone(memory_format=torch.channels_last), 32))
+    alone = group_norm(x[-1:].clone(memory_format=torch.channels_last), 32)  # cut into other chunks
+    torch.testing.assert_close(group_norm(x, 32)[-1:], alone, rtol=2**-7, atol=1e-6)

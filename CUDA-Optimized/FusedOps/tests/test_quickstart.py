@@ -11,7 +11,7 @@ from dlx import record
 
 def test_quickstart_writes_a_report(tmp_path):
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "fusedops_benchmarks.quickstart", "--steps", "4", "--device", "cpu"]
+    command = [sys.executable, "-m", "fusedops_benchmarks.quickstart", "--steps", "4"]
     command += ["--output_dir", str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -14,6 +14,12 @@ import fusedops
 from fusedops import amp, ops, optim
 
 
+@pytest.fixture(autouse=True)
+def on_device(device):
+    with device:
+        yield
+
+
 def trained(steps: int, model: nn.Module, optimizer: torch.optim.Optimizer, data: torch.Tensor) -> list[float]:
     losses = []
     for _ in range(steps):
@@ -29,7 +35,7 @@ def trained(steps: int, model: nn.Module, optimizer: torch.optim.Optimizer, data
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, optim.AdamW])
 @pytest.mark.parametrize("weights_last", [False, True])
 def test_o2_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(kind, weights_last: bool) -> None:
-    data = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
+    data = torch.randn(16, 4, generator=torch.Generator().manual_seed(1), device="cpu").to(torch.get_default_device())
 
     def start(seed: int):
         torch.manual_seed(seed)

@@ -56,7 +56,8 @@ def group_norm_plain(
     weight, bias = (None if t is None else t.to(precise) for t in (weight, bias))
     if not x.numel():
         return activate_plain(x * 1, kind)
-    return activate_plain(torch.group_norm(x.to(precise), num_groups, weight, bias, eps), kind).to(x.dtype)
+    y = activate_plain(torch.group_norm(x.to(precise), num_groups, weight, bias, eps), kind).to(x.dtype)
+    return y if y.stride() == x.stride() else torch.empty_like(x).copy_(y)  # CUDA's forgets the order of volumes
 
 
 def _outputs(x: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:

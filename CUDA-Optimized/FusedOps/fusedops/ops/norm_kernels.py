@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..dispatch import device_guard, processors
+from ..dispatch import device_guard, processors, shared_memory
 
 # (up to this width, elements in a tile of rows, warps, programs per multiprocessor or 0 for one a tile, stages): a
 # program of several tiles has so many stages, less one, of tiles on their way to shared memory.
@@ -365,6 +365,10 @@ def backward(
     else:
         _, tile, warps, per_processor, stages, reload = tuned
         block_m = max(1, tile // block_n)
+        ahead = [dy, x, *([] if dsum is None else [dsum])]  # what the next stage's loads hold in shared memory
+        ahead += [t for t in (weight, bias) if reload and t is not None]
+        if stages * block_m * block_n * sum(t.element_size() for t in ahead) * per_processor > shared_memory(dy.device):
+            stages = 1
     programs = min(triton.cdiv(rows, block_m), per_processor * processors(dy.device))
     shares = torch.empty((2, programs, width), dtype=torch.float32, device=dy.device)
     flags = {

@@ -62,7 +62,7 @@ class Adagrad(FusedOptimizer):
             *control.arguments(-1.0 if group["maximize"] else 1.0), self.options.seed, lr, float(group["weight_decay"]),
             float(group["lr_decay"]), float(group["eps"]), **kernel_dtypes(bucket, TYPES, "M"), **control.switches(),
             ZERO=self.options.zero_grads, LR_LOADED=loaded, DECOUPLED=bool(group["decoupled_weight_decay"]),
-            SIZE=kernels.BLOCK, TENSORS=kernels.TENSORS, num_warps=kernels.NUM_WARPS,
+            SIZE=kernels.BLOCK, TENSORS=kernels.TENSORS, num_warps=kernels.NUM_WARPS, enable_fp_fusion=False,
         )  # fmt: skip
 
     def update_plain(self, group: dict[str, Any], bucket: Bucket, factor: float) -> None:

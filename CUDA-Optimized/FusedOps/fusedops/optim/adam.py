@@ -71,7 +71,7 @@ class Adam(FusedOptimizer):
             log_of(beta2), float(group["eps"]), **kernel_dtypes(bucket, TYPES, "M", "V"), **control.switches(),
             ZERO=self.options.zero_grads, LR_LOADED=loaded, DECOUPLED=bool(group["decoupled_weight_decay"]),
             CORRECTED=bool(group["bias_correction"]), SIZE=kernels.BLOCK, TENSORS=kernels.TENSORS,
-            num_warps=kernels.NUM_WARPS,
+            num_warps=kernels.NUM_WARPS, enable_fp_fusion=False,
         )  # fmt: skip
 
     def update_plain(self, group: dict[str, Any], bucket: Bucket, factor: float) -> None:

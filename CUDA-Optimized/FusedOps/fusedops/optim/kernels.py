@@ -18,7 +18,7 @@ from fusedops.ops.multi_tensor_kernels import is_finite, item_of, places, start_
 
 # Tuning values.
 BLOCK = 1024  # elements per step of a program
-NUM_WARPS = 4
+NUM_WARPS = 4  # launched without fused multiply-adds: every form of a kernel then rounds the same way
 TENSORS = 1024  # step counters advanced at once
 
 NONE, FP32, REMAINDER, STOCHASTIC = 0, 1, 2, 3

@@ -68,6 +68,7 @@ class LAMB(FusedOptimizer):
         traits = {
             "DECOUPLED": bool(group["adam_w_mode"]), "CORRECTED": bool(group["bias_correction"]),
             "SIZE": kernels.BLOCK, "num_warps": kernels.NUM_WARPS,
+            "enable_fp_fusion": False,
         }  # fmt: skip
         kernels.lamb_moments_kernel[(table.programs,)](
             table.addresses, table.items, table.num_items, table.num_tensors, bucket.steps, *control.arguments(1.0),

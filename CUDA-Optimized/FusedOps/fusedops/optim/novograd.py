@@ -76,7 +76,7 @@ class NovoGrad(FusedOptimizer):
             **control.switches(), ZERO=self.options.zero_grads, LR_LOADED=loaded, LARGEST=group["norm_type"] == 0,
             INSIDE=bool(group["reg_inside_moment"]), INIT_ZERO=bool(group["init_zero"]),
             CORRECTED=bool(group["bias_correction"]), SIZE=kernels.BLOCK, PARTIALS=kernels.PARTIALS, TENSORS=TENSORS,
-            num_warps=kernels.NUM_WARPS,
+            num_warps=kernels.NUM_WARPS, enable_fp_fusion=False,
         )  # fmt: skip
 
     def update_plain(self, group: dict[str, Any], bucket: Bucket, factor: float) -> None:

@@ -64,7 +64,7 @@ class SGD(FusedOptimizer):
             float(group["momentum"]), float(group["dampening"]), **dtypes, **control.switches(),
             ZERO=self.options.zero_grads, LR_LOADED=loaded, MOMENTUM=with_momentum, NESTEROV=bool(group["nesterov"]),
             DECAY_LAST=bool(group["wd_after_momentum"]), SIZE=kernels.BLOCK, TENSORS=kernels.TENSORS,
-            num_warps=kernels.NUM_WARPS,
+            num_warps=kernels.NUM_WARPS, enable_fp_fusion=False,
         )  # fmt: skip
 
     def update_plain(self, group: dict[str, Any], bucket: Bucket, factor: float) -> None:
