@@ -84,6 +84,8 @@ def parse(
     prog: str | None = None,
     description: str | None = None,
     exit_on_error: bool = True,
+    recipe: type | None = None,
+    shared: type | None = None,
 ) -> T:
     """Build `config_class` from its defaults, the `--config` files in order, and the `--key value` pairs.
 
@@ -91,9 +93,13 @@ def parse(
     command line wins over all files. `--print_config` prints the result as YAML and exits. An error prints one line
     and exits with status 2, or raises ConfigError if `exit_on_error` is False. `args` defaults to `sys.argv[1:]`.
     `--help` ends with the examples of the program's docstring: each paragraph that starts with `./dlx`.
+
+    With `recipe` and `shared` files of another verb are read, too: a file with keys that `recipe` has and
+    `config_class` has not is one of that verb, and of those that `recipe` has only the fields of `shared` are taken
+    (evaluation on the data of a training's recipe, but not into its folder).
     """
     args = list(sys.argv[1:] if args is None else args)
-    schema = _Schema(config_class)
+    schema = _Schema(config_class, recipe, shared)
     prog = prog or _program_name()
     try:
         config_names, pairs, actions = _split_arguments(args, schema)
@@ -102,7 +108,7 @@ def parse(
             raise SystemExit(0)
         entries: dict[str, Entry] = {}
         for name in config_names:
-            entries.update(read_config(_find_config(name, configs_dir, schema)))
+            entries.update(schema.relevant(read_config(_find_config(name, configs_dir, schema))))
         entries.update({key: Entry(text, COMMAND_LINE) for key, text in pairs})
         config = schema.build(entries)
         if "print_config" in actions:
@@ -134,16 +140,27 @@ def save(config: Any, path: str | os.PathLike) -> None:
 # --------------------------------------------------------------------------------------------------------- fields
 
 
+def _names(config_class: type | None) -> set[str]:
+    return {item.name for item in dataclasses.fields(config_class) if item.init} if config_class is not None else set()
+
+
 class _Schema:
     """The fields of a dataclass with their resolved types: what builds a parser, checks values and prints YAML."""
 
-    def __init__(self, config_class: type) -> None:
+    def __init__(self, config_class: type, recipe: type | None = None, shared: type | None = None) -> None:
         if not dataclasses.is_dataclass(config_class):
             raise TypeError(f"{config_class!r} is not a dataclass")
         self.config_class = config_class
+        self.recipe = _names(recipe) - _names(shared)  # keys of the other verb's files that say nothing here
         hints = typing.get_type_hints(config_class)
         self.fields = {item.name: item for item in dataclasses.fields(config_class) if item.init}
         self.types = {name: hints[name] for name in self.fields}
+
+    def relevant(self, entries: dict[str, Entry]) -> dict[str, Entry]:
+        """A file's entries that count here: all, unless it is the other verb's."""
+        if not entries.keys() & (self.recipe - self.fields.keys()):
+            return entries
+        return {key: entry for key, entry in entries.items() if key not in self.recipe}
 
     def default(self, name: str) -> Any:
         item = self.fields[name]
@@ -281,7 +298,7 @@ def _config_names(configs_dir: str | os.PathLike | None, schema: _Schema) -> lis
 
     def fits(path: Path) -> bool:
         try:
-            return read_config(path).keys() <= schema.fields.keys()
+            return schema.relevant(read_config(path)).keys() <= schema.fields.keys()
         except (ConfigError, OSError):
             return False
 

@@ -282,3 +282,40 @@ def test_a_program_prints_one_line_and_exits_with_2(folder):
     bad = subprocess.run([sys.executable, "program.py", "--m", "3"], **options)
     assert bad.returncode == 2 and bad.stdout == ""
     assert bad.stderr == "program.py: error: command line: unknown key '--m'\n"
+
+
+@dataclass
+class Data:
+    data: str = field("none", help="which")
+    batch_size: int = field(8, help="images per device", ge=1)
+
+
+@dataclass
+class Training(Data):
+    learning_rate: float = field(0.1, help="peak rate")
+    output_dir: str = field("runs/train", help="folder")
+
+
+@dataclass
+class Evaluation(Data):
+    judge: str = field("none", help="who listens")
+    output_dir: str = field("runs/evaluate", help="folder")
+
+
+def test_a_recipe_of_another_verb_says_which_data(tmp_path, capsys):
+    def evaluation(*args):
+        return parse(Evaluation, list(args), configs_dir=tmp_path, exit_on_error=False, recipe=Training, shared=Data)
+
+    (tmp_path / "big.yaml").write_text("data: flowers\nbatch_size: 64\nlearning_rate: 3.0\noutput_dir: runs/big\n")
+    (tmp_path / "own.yaml").write_text("judge: whisper\noutput_dir: here\n")
+    assert evaluation("--config", "big") == Evaluation(data="flowers", batch_size=64)
+    assert evaluation("--config", "big", "--config", "own").output_dir == "here"
+    assert evaluation("--config", "big", "--batch_size", "2").batch_size == 2
+    with pytest.raises(ConfigError, match="unknown key '--learning_rate'"):
+        evaluation("--learning_rate", "2.0")
+    (tmp_path / "bad.yaml").write_text("learning_rate: 3.0\nlearning_rte: 4.0\n")
+    with pytest.raises(ConfigError, match="bad.yaml:2: unknown key 'learning_rte'"):
+        evaluation("--config", "bad")
+    with pytest.raises(SystemExit):
+        evaluation("--help")
+    assert "big, own" in capsys.readouterr().out
