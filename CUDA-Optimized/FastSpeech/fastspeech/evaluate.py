@@ -4,7 +4,7 @@
     ./dlx run FastSpeech evaluate -- --checkpoint runs/flite --config flite --judge whisper
 
 `mel` is with true durations, so that frames can be compared; `duration_frames` and `length_percent` tell how far the
-predicted ones are off.
+predicted ones are off. `--config` takes a recipe of training for its data alone.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from .data import Batch, TimedSplit
 from .loss import FastSpeechLoss
 from .model import FastSpeech, length_mask, round_durations
 from .options import CONFIGS, TASK, DataOptions
+from .recipe import TrainConfig
 from .synthesis import Synthesizer
 
 # Of `evaluate`, with their units; all are better when lower.
@@ -96,8 +97,15 @@ def listen(config: EvaluateConfig, voice: pretrained.Found, split: Any, device: 
     return intelligibility.judge(utterances, speeches, listener, Path(config.output_dir) / "said")
 
 
+def options_of(args: list[str] | None) -> EvaluateConfig:
+    """The options of a command line, whose `--config` may be a recipe of training: of that, the data."""
+    return configs.parse(
+        EvaluateConfig, args, configs_dir=CONFIGS, prog="evaluate", recipe=TrainConfig, shared=DataOptions
+    )
+
+
 def main(args: list[str] | None = None) -> dict[str, Any]:
-    config = configs.parse(EvaluateConfig, args, configs_dir=CONFIGS, prog="evaluate")
+    config = options_of(args)
     with dist.init(config.device) as world:
         voice = pretrained.load(config.checkpoint, device=world.device)
         for name, value in voice.mel.to_dict().items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import math
 import os
@@ -22,7 +23,7 @@ from dlx import dist, golden
 from dlx import record as records
 from fastspeech import evaluate, pretrained, registry, train
 from fastspeech.model import FastSpeechConfig
-from fastspeech.options import CONFIGS
+from fastspeech.options import CONFIGS, DataOptions
 from fastspeech.recipe import TrainConfig
 from fastspeech.registry import Architecture
 
@@ -144,6 +145,10 @@ def test_noam_rises_and_falls_with_the_root():
 def test_recipes_are_valid(path):
     config = configs.parse(TrainConfig, ["--config", str(path)], configs_dir=CONFIGS)
     assert config.arch in registry.ARCHITECTURES
+    measured = evaluate.options_of(["--checkpoint", "x", "--config", str(path)])  # the same data, not the same folder
+    for item in dataclasses.fields(DataOptions):
+        assert getattr(measured, item.name) == getattr(config, item.name)
+    assert measured.output_dir == "runs/evaluate" and measured.precision == "fp32"
 
 
 def test_first_losses_of_the_quickstart(monkeypatch):
