@@ -15,20 +15,33 @@ from torch import Tensor
 
 from ..dispatch import backend_for
 from .autocast import promoted
+from .ranges import check_range
 from .registration import Operator
 
-__all__ = ["index_mul_2d"]
+__all__ = ["index_mul_2d", "index_mul_2d_plain"]
 
 
 def index_mul_2d(a: Tensor, b: Tensor, index: Tensor) -> Tensor:
-    """a[index] * b of a (N, W), b (M, W) of one type and index (M,), integers below N (not checked on a GPU)."""
+    """a[index] * b of a (N, W), b (M, W) of one type and index (M,), integers from 0 to N - 1.
+
+    ValueError for shapes that do not fit, and in the plain form on a CPU for an index out of range; else such a row of
+    the result is NaN and gives `a` no gradient.
+    """
     a, b = promoted(a, b)
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[1] or index.shape != b.shape[:1] or a.dtype != b.dtype:
         shapes = f"{a.dtype} {tuple(a.shape)}, {b.dtype} {tuple(b.shape)} and {tuple(index.shape)}"
         raise ValueError(f"need a (N, W), b (M, W) of one type and index (M,), not {shapes}")
     if backend_for(a, b, index, op="index_mul_2d") == "plain" or not a.numel() or not b.numel():
-        return a[index.long()] * b
+        check_range("index", index, 0, a.shape[0] - 1)
+        return index_mul_2d_plain(a, b, index)
     return pick(_unit(a), _unit(b), index.contiguous())
+
+
+def index_mul_2d_plain(a: Tensor, b: Tensor, index: Tensor) -> Tensor:
+    """The plain form."""
+    inside = (index >= 0) & (index < a.shape[0])
+    picked = a[torch.where(inside, index, 0).long()] if a.shape[0] else torch.zeros_like(b)
+    return torch.where(inside[:, None], picked, float("nan")) * b
 
 
 def _unit(x: Tensor) -> Tensor:

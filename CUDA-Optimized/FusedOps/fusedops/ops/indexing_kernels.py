@@ -13,13 +13,15 @@ TILE = (1024, 1024, 4)  # elements in a tile, the most columns in it, warps
 
 @triton.jit
 def _pick_kernel(
-    a_ptr, b_ptr, index_ptr, y_ptr, rows, width, a_stride, b_stride, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
-):
+    a_ptr, b_ptr, index_ptr, y_ptr, sources, rows, width, a_stride, b_stride, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M).to(tl.int64)
     column = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
     mask = (row < rows)[:, None] & (column < width)
     source = tl.load(index_ptr + row, mask=row < rows, other=0).to(tl.int64)[:, None]
-    a = tl.load(a_ptr + source * a_stride + column, mask=mask, other=0.0).to(tl.float32)
+    known = (source >= 0) & (source < sources)
+    a = tl.load(a_ptr + source * a_stride + column, mask=mask & known, other=float("nan")).to(tl.float32)
     b = tl.load(b_ptr + row[:, None] * b_stride + column, mask=mask, other=0.0).to(tl.float32)
     tl.store(y_ptr + row[:, None] * width + column, (a * b).to(y_ptr.dtype.element_ty), mask=mask)
 
@@ -39,15 +41,16 @@ def _sum_kernel(a_ptr, b_ptr, order_ptr, start_ptr, y_ptr, width, a_stride, b_st
 
 
 def pick(a: Tensor, b: Tensor, index: Tensor, y: Tensor) -> None:
-    """y[i] = a[index[i]] * b[i]."""
+    """y[i] = a[index[i]] * b[i], NaN where a has no such row."""
     rows, width = b.shape
     elements, columns, warps = TILE
     block_n = min(triton.next_power_of_2(width), columns)
     block_m = max(1, min(elements // block_n, triton.next_power_of_2(rows)))
     with device_guard(a):
         _pick_kernel[(triton.cdiv(rows, block_m), triton.cdiv(width, block_n))](
-            a, b, index, y, rows, width, a.stride(0), b.stride(0), BLOCK_M=block_m, BLOCK_N=block_n, num_warps=warps
-        )
+            a, b, index, y, a.shape[0], rows, width, a.stride(0), b.stride(0), BLOCK_M=block_m, BLOCK_N=block_n,
+            num_warps=warps,
+        )  # fmt: skip
 
 
 def sum_products(a: Tensor, b: Tensor, order: Tensor, starts: Tensor, y: Tensor) -> None:

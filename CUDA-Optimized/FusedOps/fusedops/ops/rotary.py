@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..dispatch import backend_for
+from .ranges import can_look, check_range
 from .registration import Operator
 
 __all__ = ["rope", "rope_2d", "rope_plain", "rotary_table"]
@@ -48,8 +49,8 @@ def rope(
     q (B, S, H, D), k (B, S, H', D) for "bshd"; (S, B, H, D) for "sbhd"; (T, H, D) for "thd", sequences one after the
     other, which begin at `cu_seqlens` (0, ..., T; integers). cos, sin (positions, R / 2), or, with `rotary_dim` = R,
     (positions, R) with an angle for each half. `positions` (B, S) or (S,), integers that index the tables, for cached
-    decoding; by default a token's place in its sequence. ValueError for shapes that do not fit; positions beyond the
-    tables are not checked.
+    decoding; by default a token's place in its sequence. ValueError for shapes that do not fit, and in the plain form
+    on a CPU for positions that the tables do not hold; else the rotated elements of such tokens are NaN.
     """
     if layout not in LAYOUTS:
         raise ValueError(f"layout {layout!r} is not one of {', '.join(LAYOUTS)}")
@@ -107,7 +108,9 @@ def rope_plain(
         place = place - starts.long()[torch.searchsorted(starts.long(), place, right=True) - 1]
     place = place.expand(q.shape[:2]) if positions is None else positions
     if cos_across is None:
-        tables = [(cos[place], sin[place])]
+        known = ((place >= 0) & (place < cos.shape[0]))[..., None]
+        place = place.clamp(0, cos.shape[0] - 1).long()
+        tables = [tuple(torch.where(known, table[place], float("nan")) for table in (cos, sin))]
     else:
         tables = [(cos[place // width], sin[place // width]), (cos_across[place % width], sin_across[place % width])]
     part = rotated // len(tables)
@@ -131,6 +134,7 @@ def _rotate(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     arguments = (q, k, cos, sin, cos_across, sin_across, positions, starts, width, rotated)
     if backend_for(q, k, cos, op="rope") == "plain" or not q.numel():
+        _check_values(positions, starts, q.shape[1], cos.shape[0])
         return rope_plain(*arguments)
     q_out, k_out = rope_forward(*arguments)
     return q_out, None if k is None else k_out
@@ -142,6 +146,19 @@ def _check(q: Tensor, k: Tensor | None, dimensions: int) -> None:
         raise ValueError(f"q and k must have {dimensions} dimensions here and heads of one width, not {shapes}")
     if k is not None and k.shape[: dimensions - 2] != q.shape[: dimensions - 2]:
         raise ValueError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must have the same tokens")
+
+
+def _check_values(positions: Tensor | None, starts: Tensor | None, tokens: int, table: int) -> None:
+    """ValueError for positions beyond the tables or starts that make no sense, where the values can be read."""
+    if positions is not None:
+        check_range("positions", positions, 0, table - 1)
+    if starts is None or not can_look(starts):
+        return
+    lengths = starts.diff()
+    if not starts.numel() or starts[0] != 0 or starts[-1] != tokens or (lengths < 0).any():
+        raise ValueError(f"cu_seqlens must ascend from 0 to the {tokens} tokens, not {starts.tolist()}")
+    if positions is None and lengths.numel() and lengths.max() > table:
+        raise ValueError(f"the tables hold {table} positions, a sequence of cu_seqlens has {lengths.max().item()}")
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ def _turn(
 @triton.jit
 def _rotary_kernel(
     q_ptr, k_ptr, q_out_ptr, k_out_ptr, cos_ptr, sin_ptr, cos_across_ptr, sin_across_ptr, position_ptr, start_ptr,
-    length, q_heads, k_heads, rotated, width, sequences, picture_width, table, across_table,
+    length, q_heads, k_heads, rotated, width, sequences, picture_width, positions, table, across_table,
     q_b, q_s, q_h, k_b, k_s, k_h, qo_b, qo_s, qo_h, ko_b, ko_s, ko_h, position_b, position_s,
     HAS_K: tl.constexpr, HAS_POSITION: tl.constexpr, PACKED: tl.constexpr, PARTS: tl.constexpr, FULL: tl.constexpr,
     BACKWARD: tl.constexpr, PAIRS: tl.constexpr, REST: tl.constexpr, HEADS_Q: tl.constexpr, HEADS_K: tl.constexpr,
@@ -69,13 +69,15 @@ def _rotary_kernel(
     second = first + half
     if PARTS == 1:
         offset = position * table + within
-        cos_first = tl.load(cos_ptr + offset, mask=inside, other=0.0).to(tl.float32)
-        sin_first = tl.load(sin_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+        held = inside & (position >= 0) & (position < positions)
+        nan = float("nan")  # the angles of a position beyond the tables
+        cos_first = tl.load(cos_ptr + offset, mask=held, other=nan).to(tl.float32)
+        sin_first = tl.load(sin_ptr + offset, mask=held, other=nan).to(tl.float32)
         cos_second = cos_first
         sin_second = sin_first
         if FULL:
-            cos_second = tl.load(cos_ptr + offset + half, mask=inside, other=0.0).to(tl.float32)
-            sin_second = tl.load(sin_ptr + offset + half, mask=inside, other=0.0).to(tl.float32)
+            cos_second = tl.load(cos_ptr + offset + half, mask=held, other=nan).to(tl.float32)
+            sin_second = tl.load(sin_ptr + offset + half, mask=held, other=nan).to(tl.float32)
     else:
         down = (position // picture_width) * table + within
         across = (position % picture_width) * across_table + within
@@ -123,9 +125,10 @@ def rotate(
     with device_guard(q):
         _rotary_kernel[(batch * length,)](
             *tensors, cos, sin, cos_across, sin_across, positions, starts, length, q_heads, k_heads, rotated, width,
-            sequences, max(picture_width, 1), cos.stride(0), 0 if cos_across is None else cos_across.stride(0),
-            *strides, *position_strides, HAS_K=k is not None, HAS_POSITION=positions is not None,
-            PACKED=starts is not None, PARTS=parts, FULL=cos.shape[1] * parts == rotated, BACKWARD=backward,
-            PAIRS=pairs, REST=triton.next_power_of_2(width - rotated) if width > rotated else 0, HEADS_Q=heads[0],
+            sequences, max(picture_width, 1), cos.shape[0], cos.stride(0),
+            0 if cos_across is None else cos_across.stride(0), *strides, *position_strides, HAS_K=k is not None,
+            HAS_POSITION=positions is not None, PACKED=starts is not None, PARTS=parts,
+            FULL=cos.shape[1] * parts == rotated, BACKWARD=backward, PAIRS=pairs,
+            REST=triton.next_power_of_2(width - rotated) if width > rotated else 0, HEADS_Q=heads[0],
             HEADS_K=heads[1], STARTS=triton.next_power_of_2(sequences + 1), num_warps=warps,
         )  # fmt: skip

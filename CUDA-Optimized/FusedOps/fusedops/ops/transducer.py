@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..dispatch import backend_for
 from .autocast import promoted
+from .ranges import can_look, check_range
 from .registration import Operator
 
 __all__ = ["joint_plain", "loss_plain", "transducer_joint", "transducer_loss"]
@@ -35,7 +36,9 @@ def transducer_joint(
     """f[b, t] + g[b, u], with relu and dropout if asked for, of f (B, T, H), g (B, U, H) and their lengths (B,).
 
     (B, T, U, H) with `padding` where t or u is beyond the item's length; or, given `batch_offset` (B,) and the number
-    of rows `packed_batch`, packed (rows, H). ValueError for shapes that do not fit.
+    of rows `packed_batch`, packed (rows, H). ValueError for shapes that do not fit, and in the plain form on a CPU for
+    lengths or offsets that make no sense; else lengths are limited to T and U, and the packed rows of an item whose
+    lengths contradict the offsets are NaN.
     """
     f, g = promoted(f, g)
     if f.dim() != 3 or g.dim() != 3 or f.shape[0] != g.shape[0] or f.shape[2] != g.shape[2] or f.dtype != g.dtype:
@@ -48,6 +51,9 @@ def transducer_joint(
         raise ValueError("batch_offset and packed_batch go together")
     rows = -1 if packed_batch is None else packed_batch
     if backend_for(f, g, op="transducer_joint") == "plain" or not f.numel() or not g.numel():
+        check_range("f_len", f_len, 0, f.shape[1])
+        check_range("g_len", g_len, 0, g.shape[1])
+        _check_offsets(batch_offset, f_len * g_len, rows)
         return joint_plain(f, g, f_len, g_len, relu, dropout, batch_offset, padding)
     # On the device, so that a captured graph draws anew at each replay.
     seed = torch.randint(0, 2**31 - 1, (1,), device=f.device) if dropout else f_len
@@ -79,7 +85,9 @@ def transducer_loss(
 ) -> Tensor:
     """-log P(label) of each item, float32 (B,), from logits x (B, T, U, V), labels (B, U - 1), and the numbers of
     frames f_len and of labels y_len (B,). With `batch_offset` (B,), ends by f_len * (y_len + 1), and T = `max_f_len`,
-    x is packed (rows, V). The log-softmax and its derivative are part of it. ValueError for shapes that do not fit.
+    x is packed (rows, V). The log-softmax and its derivative are part of it. ValueError for shapes that do not fit, and
+    in the plain form on a CPU for lengths, labels or offsets that make no sense; else the item's loss and gradient are
+    NaN.
     """
     packed = batch_offset is not None
     if packed != (max_f_len is not None) or x.dim() != (2 if packed else 4):
@@ -92,6 +100,12 @@ def transducer_loss(
         raise ValueError(f"x {tuple(x.shape)} and label {tuple(label.shape)} do not fit")
     frames = max_f_len if packed else x.shape[1]
     if backend_for(x, op="transducer_loss") == "plain" or not x.numel():
+        check_range("f_len", f_len, 1, frames)
+        check_range("y_len", y_len, 0, label.shape[1])
+        if can_look(label, y_len):
+            used = torch.arange(label.shape[1]) < y_len[:, None]
+            check_range("label", torch.where(used, label, 0), 0, x.shape[-1] - 1)
+        _check_offsets(batch_offset, f_len * (y_len + 1), x.shape[0] if packed else -1)
         return loss_plain(x, label, f_len, y_len, blank, batch_offset, frames)
     return loss_forward(x.contiguous(), label.contiguous(), f_len, y_len, batch_offset, frames, blank)[0]
 
@@ -103,13 +117,18 @@ def loss_plain(
     wide = x if x.dtype == torch.float64 else x.float()
     scores = wide.log_softmax(-1)
     symbols = label.shape[1] + 1
+    sound = (f_len >= 1) & (f_len <= frames) & (y_len >= 0) & (y_len < symbols)
+    used = torch.arange(symbols - 1, device=x.device) < y_len[:, None]
+    sound = sound & ~(used & ((label < 0) | (label >= x.shape[-1]))).any(1)
+    f_len, y_len = f_len.clamp(1, frames), y_len.clamp(0, symbols - 1)
     if ends is not None:
         t, u = (torch.arange(n, device=x.device) for n in (frames, symbols))
         starts = torch.cat([ends.new_zeros(1), ends[:-1]])
+        sound = sound & (starts >= 0) & (ends <= x.shape[0]) & (ends - starts == f_len * (y_len + 1))
         rows = starts[:, None, None] + t[None, :, None] * (y_len + 1)[:, None, None] + u[None, None]
-        scores = scores[rows.clamp(max=x.shape[0] - 1).long()]
+        scores = scores[rows.clamp(0, x.shape[0] - 1).long()]
     by_blank = scores[..., blank]
-    index = F.pad(label, (0, 1)).clamp(min=0)[:, None, :, None].expand(-1, frames, -1, 1)
+    index = F.pad(label, (0, 1)).clamp(0, x.shape[-1] - 1)[:, None, :, None].expand(-1, frames, -1, 1)
     by_label = scores.gather(3, index.long())[..., 0]
     along = F.pad(by_label[:, :, :-1], (1, 0)).cumsum(2)
     row = torch.full_like(by_blank[:, 0], -1e30)
@@ -120,7 +139,21 @@ def loss_plain(
         row = row + by_blank[:, t]
         ends_at.append(row)
     final = torch.stack(ends_at, 1)
-    return -final[torch.arange(label.shape[0], device=x.device), f_len.long() - 1, y_len.long()]
+    losses = -final[torch.arange(label.shape[0], device=x.device), f_len.long() - 1, y_len.long()]
+    return losses * torch.where(sound, 1.0, float("nan")).to(losses.dtype)
+
+
+def _check_offsets(ends: Tensor | None, counts: Tensor, rows: int) -> None:
+    """ValueError unless the offsets are the running sums of the items' counts, and the last one is the number of
+    ``rows``, where the values can be read.
+    """
+    if ends is None or not can_look(ends, counts):
+        return
+    if ends.shape != counts.shape or not torch.equal(ends.long(), counts.cumsum(0)) or int(counts.sum()) != rows:
+        raise ValueError(
+            f"batch_offset must be {counts.cumsum(0).tolist()}, the last one the number of rows, "
+            f"not {ends.tolist()} with {rows} rows"
+        )
 
 
 def _joint_out(f: Tensor, g: Tensor, rows: int) -> Tensor:

@@ -33,16 +33,31 @@ def _joint(f, g, seed, offset, RELU: tl.constexpr, dropout, DROPOUT: tl.constexp
 
 
 @triton.jit
+def _length(length_ptr, item, least, most):
+    """An item's length, at least ``least`` and at most ``most``."""
+    length = tl.load(length_ptr + item).to(tl.int64)
+    return tl.minimum(tl.maximum(length, least), most)
+
+
+@triton.jit
+def _span(end_ptr, item, items, rows):
+    """(first row, end) of an item in a packed tensor of ``rows`` rows, all of which belong to some item."""
+    start = tl.load(end_ptr + item - 1, mask=item > 0, other=0).to(tl.int64)
+    end = tl.load(end_ptr + item, mask=item < items - 1, other=0).to(tl.int64)
+    return start, tl.where(item < items - 1, end, rows)
+
+
+@triton.jit
 def _joint_kernel(
-    f_ptr, g_ptr, f_len_ptr, g_len_ptr, end_ptr, seed_ptr, y_ptr, frames, symbols, width, padding, dropout,
+    f_ptr, g_ptr, f_len_ptr, g_len_ptr, end_ptr, seed_ptr, y_ptr, items, frames, symbols, width, rows, padding, dropout,
     PACKED: tl.constexpr, RELU: tl.constexpr, DROPOUT: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
     item = (tl.program_id(0) // frames).to(tl.int64)
     frame = tl.program_id(0) % frames
     symbol = tl.program_id(1) * BLOCK_U + tl.arange(0, BLOCK_U).to(tl.int64)
     feature = tl.program_id(2) * BLOCK_H + tl.arange(0, BLOCK_H)
-    own_frames = tl.load(f_len_ptr + item)
-    own_symbols = tl.load(g_len_ptr + item)
+    own_frames = _length(f_len_ptr, item, 0, frames)
+    own_symbols = _length(g_len_ptr, item, 0, symbols)
     valid = symbol < tl.where(frame < own_frames, own_symbols, 0)
     inside = (feature < width)[None, :]
     f = tl.load(f_ptr + (item * frames + frame) * width + feature, mask=feature < width, other=0.0).to(tl.float32)
@@ -54,9 +69,16 @@ def _joint_kernel(
         seed = tl.load(seed_ptr)
     y, _ = _joint(f[None, :], g, seed, dense, RELU, dropout, DROPOUT)
     if PACKED:
-        start = tl.load(end_ptr + item - 1, mask=item > 0, other=0).to(tl.int64)
-        target = (start + frame * own_symbols + symbol[:, None]) * width + feature[None, :]
-        tl.store(y_ptr + target, y.to(y_ptr.dtype.element_ty), mask=valid[:, None] & inside)
+        start, end = _span(end_ptr, item, items, rows)
+        if end - start == own_frames * own_symbols:
+            target = start + frame * own_symbols + symbol
+            valid = valid & (target >= 0) & (target < rows)
+            target = target[:, None] * width + feature[None, :]
+            tl.store(y_ptr + target, y.to(y_ptr.dtype.element_ty), mask=valid[:, None] & inside)
+        elif tl.program_id(1) == 0:  # lengths and offsets contradict each other
+            for row in range(tl.maximum(start, 0) + frame, tl.minimum(end, rows), frames):
+                nothing = tl.full((BLOCK_H,), float("nan"), tl.float32).to(y_ptr.dtype.element_ty)
+                tl.store(y_ptr + row * width + feature, nothing, mask=feature < width)
     else:
         y = tl.where(valid[:, None], y, padding)
         tl.store(y_ptr + dense, y.to(y_ptr.dtype.element_ty), mask=(symbol < symbols)[:, None] & inside)
@@ -64,7 +86,7 @@ def _joint_kernel(
 
 @triton.jit
 def _joint_backward_kernel(
-    dy_ptr, f_ptr, g_ptr, f_len_ptr, g_len_ptr, end_ptr, seed_ptr, out_ptr, frames, symbols, width, dropout,
+    dy_ptr, f_ptr, g_ptr, f_len_ptr, g_len_ptr, end_ptr, seed_ptr, out_ptr, frames, symbols, width, rows, dropout,
     OF_F: tl.constexpr, PACKED: tl.constexpr, RELU: tl.constexpr, DROPOUT: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):  # fmt: skip
@@ -73,8 +95,8 @@ def _joint_backward_kernel(
     own = tl.program_id(0) % count
     feature = (tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H))[None, :]
     inside = feature < width
-    own_frames = tl.load(f_len_ptr + item)
-    own_symbols = tl.load(g_len_ptr + item)
+    own_frames = _length(f_len_ptr, item, 0, frames)
+    own_symbols = _length(g_len_ptr, item, 0, symbols)
     seed = 0
     if DROPOUT:
         seed = tl.load(seed_ptr)
@@ -94,7 +116,9 @@ def _joint_backward_kernel(
         dense = ((item * frames + frame) * symbols + symbol) * width + feature
         source = dense
         if PACKED:
-            source = (start_row + frame * own_symbols + symbol) * width + feature
+            source = start_row + frame * own_symbols + symbol
+            mask = mask & (source >= 0) & (source < rows)
+            source = source * width + feature
         dy = tl.load(dy_ptr + source, mask=mask, other=0.0).to(tl.float32)
         _, factor = _joint(f, g, seed, dense, RELU, dropout, DROPOUT)
         total += dy * factor
@@ -109,9 +133,9 @@ def _place(row, end_ptr, symbols_ptr, frames, symbols, PACKED: tl.constexpr, ITE
         index = tl.arange(0, ITEMS)
         ends = tl.load(end_ptr + index, mask=index < items, other=0).to(tl.int64)
         ends = tl.where(index < items, ends, 9223372036854775807)
-        item = tl.sum((ends <= row).to(tl.int64), 0)
+        item = tl.minimum(tl.sum((ends <= row).to(tl.int64), 0), items - 1)
         start = tl.max(tl.where(ends <= row, ends, 0), 0)
-        own_symbols = tl.load(symbols_ptr + item).to(tl.int64) + 1
+        own_symbols = _length(symbols_ptr, item, 0, symbols - 1) + 1
         frame = (row - start) // own_symbols
         symbol = (row - start) % own_symbols
     else:
@@ -128,8 +152,8 @@ def _scores_kernel(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     item, frame, symbol = _place(row, end_ptr, y_len_ptr, frames, symbols, PACKED, ITEMS, items)
-    labels = tl.load(y_len_ptr + item)
-    if symbol <= tl.where(frame < tl.load(f_len_ptr + item), labels, -1):
+    labels = _length(y_len_ptr, item, 0, symbols - 1)
+    if symbol <= tl.where(frame < _length(f_len_ptr, item, 0, frames), labels, -1):
         base = -float("inf")
         total = 0.0
         for start in range(0, classes, BLOCK):
@@ -143,7 +167,8 @@ def _scores_kernel(
         tl.store(lse_ptr + row, lse)
         tl.store(blank_ptr + place, tl.load(x_ptr + row * classes + blank).to(tl.float32) - lse)
         label = tl.load(label_ptr + item * label_stride + symbol, mask=symbol < labels, other=0)
-        score = tl.load(x_ptr + row * classes + label, mask=symbol < labels, other=0.0).to(tl.float32)
+        known = (symbol < labels) & (label >= 0) & (label < classes)
+        score = tl.load(x_ptr + row * classes + label, mask=known, other=float("nan")).to(tl.float32)
         tl.store(symbol_ptr + place, score - lse, mask=symbol < labels)
 
 
@@ -160,11 +185,18 @@ def _chain(a1, b1, a2, b2):
 
 @triton.jit
 def _lattice_kernel(
-    f_len_ptr, y_len_ptr, blank_ptr, symbol_ptr, alpha_ptr, beta_ptr, loss_ptr, frames, symbols, BLOCK: tl.constexpr
-):
+    f_len_ptr, y_len_ptr, end_ptr, blank_ptr, symbol_ptr, alpha_ptr, beta_ptr, loss_ptr, items, frames, symbols, rows,
+    PACKED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     item = tl.program_id(0).to(tl.int64)
-    count = tl.load(f_len_ptr + item)
-    labels = tl.load(y_len_ptr + item)
+    count = tl.load(f_len_ptr + item).to(tl.int64)
+    labels = tl.load(y_len_ptr + item).to(tl.int64)
+    sound = (count >= 1) & (count <= frames) & (labels >= 0) & (labels < symbols)
+    if PACKED:
+        start, end = _span(end_ptr, item, items, rows)
+        sound = sound & (start >= 0) & (end <= rows) & (end - start == count * (labels + 1))
+    count = tl.where(sound, count, 0)
+    labels = tl.where(sound, labels, 0)
     u = tl.arange(0, BLOCK)
     inside = u <= labels
     place = item * frames * symbols + u
@@ -182,11 +214,12 @@ def _lattice_kernel(
         for back in range(0, count):
             here = place + (count - 1 - back) * symbols
             row += tl.load(blank_ptr + here, mask=inside, other=NOTHING)
-            row = tl.maximum(row, NOTHING)
+            row = tl.maximum(row, NOTHING, propagate_nan=tl.PropagateNan.ALL)
             leave = tl.load(symbol_ptr + here, mask=u < labels, other=NOTHING)
             _, row = tl.associative_scan((leave, row), 0, _chain, reverse=True)
             tl.store(beta_ptr + here, row, mask=inside)
-        tl.store(loss_ptr + item, -tl.sum(tl.where(u == 0, row, 0.0), 0))
+        loss = -tl.sum(tl.where(u == 0, row, 0.0), 0)
+        tl.store(loss_ptr + item, tl.where(sound, loss, float("nan")))
 
 
 @triton.jit
@@ -197,8 +230,8 @@ def _gradient_kernel(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     item, frame, symbol = _place(row, end_ptr, y_len_ptr, frames, symbols, PACKED, ITEMS, items)
-    labels = tl.load(y_len_ptr + item)
-    count = tl.load(f_len_ptr + item)
+    labels = _length(y_len_ptr, item, 0, symbols - 1)
+    count = _length(f_len_ptr, item, 0, frames)
     limit = tl.where(frame < count, labels, -1)
     real = symbol <= limit
     place = (item * frames + frame) * symbols + symbol
@@ -234,8 +267,8 @@ def joint(
     grid = (items * frames, triton.cdiv(g.shape[1], block_u), triton.cdiv(width, block_h))
     with device_guard(f):
         _joint_kernel[grid](
-            f, g, f_len, g_len, ends, seed, y, frames, g.shape[1], width, padding, dropout, PACKED=ends is not None,
-            RELU=relu, DROPOUT=dropout > 0, BLOCK_U=block_u, BLOCK_H=block_h, num_warps=warps,
+            f, g, f_len, g_len, ends, seed, y, items, frames, g.shape[1], width, y.shape[0], padding, dropout,
+            PACKED=ends is not None, RELU=relu, DROPOUT=dropout > 0, BLOCK_U=block_u, BLOCK_H=block_h, num_warps=warps,
         )  # fmt: skip
 
 
@@ -252,7 +285,7 @@ def joint_backward(
         for of_f, out in ((True, df), (False, dg)):
             grid = (items * (frames if of_f else symbols), triton.cdiv(width, block_h))
             _joint_backward_kernel[grid](
-                dy, f, g, f_len, g_len, ends, seed, out, frames, symbols, width, dropout, OF_F=of_f,
+                dy, f, g, f_len, g_len, ends, seed, out, frames, symbols, width, dy.shape[0], dropout, OF_F=of_f,
                 PACKED=ends is not None, RELU=relu, DROPOUT=dropout > 0, BLOCK=block, BLOCK_H=block_h, num_warps=warps,
             )  # fmt: skip
 
@@ -281,8 +314,9 @@ def loss(
             x, label, f_len, y_len, ends, lse, lattice[0], lattice[1], items, frames, *sizes, **flags
         )
         _lattice_kernel[(items, 2)](
-            f_len, y_len, *lattice.unbind(0), losses, frames, sizes[0], BLOCK=block, num_warps=1 if block <= 128 else 4
-        )
+            f_len, y_len, ends, *lattice.unbind(0), losses, items, frames, sizes[0], rows, PACKED=ends is not None,
+            BLOCK=block, num_warps=1 if block <= 128 else 4,
+        )  # fmt: skip
 
 
 def loss_backward(
