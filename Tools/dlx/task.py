@@ -192,11 +192,14 @@ def ignored(root: Path) -> list[str]:
 
 
 def find(name: str, root: Path) -> Task:
-    """The task with this full name, last component or package name, in any case; TaskError suggests the nearest."""
+    """The task with this full name, package name or last component, in any case; TaskError suggests the nearest.
+
+    Packages are unique and folders are not: SSD is the task whose package is ssd, though another one's folder is SSD.
+    """
     tasks = discover(root)
     wanted = name.strip("/").lower()
-    exact = [task for task in tasks if task.name.lower() == wanted]
-    found = exact or [task for task in tasks if wanted in (task.name.rsplit("/", 1)[-1].lower(), task.package.lower())]
+    exact = [task for task in tasks if wanted in (task.name.lower(), task.package.lower())]
+    found = exact or [task for task in tasks if wanted == task.name.rsplit("/", 1)[-1].lower()]
     if len(found) == 1:
         return found[0]
     if found:

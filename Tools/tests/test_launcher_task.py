@@ -63,3 +63,11 @@ def test_default_is_convnets_or_what_there_is(tree):
 def test_nearest_is_silent_when_nothing_is_near():
     assert nearest("zzz", ["train", "test"]) == ""
     assert nearest("TRAIM", ["train", "test"]) == "; did you mean 'train'?"
+
+
+def test_a_package_name_is_found_before_a_folder_of_another_package(tree):
+    tree.task("PyTorch/Detection/SSD", package='"ssd"')
+    tree.task("TensorFlow2/Detection/SSD", package='"tf_ssd"')
+    for name, framework in {"SSD": "PyTorch", "ssd": "PyTorch", "TF_SSD": "TensorFlow2"}.items():
+        assert find(name, tree.root).name == f"{framework}/Detection/SSD"
+    assert find("tensorflow2/detection/ssd", tree.root).package == "tf_ssd"
