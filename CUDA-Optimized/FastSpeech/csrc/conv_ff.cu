@@ -282,7 +282,7 @@ DEFINE(convolution_bf16_large, __nv_bfloat16, Large)
 #define RUN(NAME, T, TILE, ROWS, COLUMNS)                                                                             \
     do {                                                                                                              \
         const long long rows = static_cast<long long>(batch) * divide_up(length, ROWS);                               \
-        if (rows > 0x7fffffff) return cudaErrorInvalidValue;                                                          \
+        if (rows > 0x7fffffff || divide_up(outputs, COLUMNS) > 65535) return cudaErrorInvalidValue;                   \
         const cudaError_t allowed = ALLOW_SHARED(NAME, TILE<T>::BYTES);                                               \
         if (allowed != cudaSuccess) return allowed;                                                                   \
         LAUNCH(NAME, dim3(static_cast<unsigned>(rows), divide_up(outputs, COLUMNS), splits), TILE<T>::THREADS,        \
@@ -302,6 +302,7 @@ extern "C" cudaError_t launch_convolution(const void* x, const void* weight, con
     if (batch <= 0 || length <= 0) return cudaSuccess;
     const bool norm = mode & NORM;
     if (inputs <= 0 || inputs % 8 || outputs <= 0 || outputs % 8 || (kernel != 1 && kernel != 3) || splits < 1 ||
+        splits > 65535 || length > 0x7fffff00 || inputs > 0x7fffff00 || outputs > 0x7fffff00 ||
         (!norm && (splits > 1 || residual != nullptr)) || (norm && outputs > WIDEST))
         return cudaErrorInvalidValue;
     if (type == HALF && tile == 0) RUN(convolution_f16_small, __half, Small, 32, 64);

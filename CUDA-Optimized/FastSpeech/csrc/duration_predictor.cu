@@ -95,13 +95,14 @@ __device__ inline void normalise(const float* row, const T* gain, const T* shift
         values[i] = (values[i] - mean) * scale * to_float(gain[i * 32 + lane]) + to_float(shift[i * 32 + lane]);
 }
 
-// Whole frames of a symbol: rounded half up, at most `longest`, then the pause.
+// Whole frames of a symbol: rounded half up, at most `longest`, 0 for what is not a number; then the pause, down to 0.
 __device__ inline int whole_frames(const Predictor& p, float log, int item, size_t place) {
     float frames = fminf(fmaxf(expf(log) - 1.0f, 0.0f), static_cast<float>(p.longest));
     if (p.emphasis != nullptr) frames *= p.emphasis[place];
     if (p.speed != nullptr) frames /= p.speed[item];
     frames = fminf(fmaxf(floorf(frames + 0.5f), 0.0f), static_cast<float>(p.longest));
-    return static_cast<int>(frames) + (p.pauses != nullptr ? p.pauses[place] : 0);
+    const long long all = static_cast<long long>(frames) + (p.pauses != nullptr ? p.pauses[place] : 0);
+    return static_cast<int>(all < 0 ? 0 : (all < 0x7fffffff ? all : 0x7fffffff));
 }
 
 template <typename T, int TILES> __device__ inline void predict(const Predictor& p) {

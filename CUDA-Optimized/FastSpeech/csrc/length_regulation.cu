@@ -7,6 +7,7 @@
 
 constexpr int FRAMES = 16;
 constexpr int THREADS = 256;
+constexpr int LONGEST = 0x7fffffff / (THREADS + 1);  // frames: sums of a chunk of symbols stay within an int
 
 // The sum of the values of this and all threads before it; `total` of all threads.
 __device__ inline int block_prefix_sum(int value, int& total) {
@@ -31,7 +32,7 @@ __device__ inline int block_prefix_sum(int value, int& total) {
 }
 
 // x (B, T, C), durations (B, T), out (B, size, C), lengths (B): min(frames, size). An item without any frames has
-// `least` of its first symbol. Negative durations count as 0.
+// `least` of its first symbol. Negative durations count as 0, and no sum of durations is too large.
 template <typename T, int WIDTH>
 __device__ void regulate(const T* x, const int* durations, T* out, int* lengths, int symbols, int channels, int size,
                          int least, int with_positions) {
@@ -43,13 +44,13 @@ __device__ void regulate(const T* x, const int* durations, T* out, int* lengths,
     for (int start = 0; start < symbols; start += THREADS) {
         const int symbol = start + thread;
         int count = symbol < symbols ? durations[static_cast<size_t>(item) * symbols + symbol] : 0;
-        count = count < 0 ? 0 : count;
+        count = count < 0 ? 0 : (count < size ? count : size);  // what is beyond the end does not matter
         int total;
         const int end = before + block_prefix_sum(count, total);
         const int from = end - count > first ? end - count : first;
         const int to = end < first + FRAMES ? end : first + FRAMES;
         for (int frame = from; frame < to; ++frame) symbol_of[frame - first] = symbol;
-        before += total;
+        before = before + total < size ? before + total : size;
     }
     __syncthreads();
     if (before == 0) {
@@ -93,7 +94,7 @@ extern "C" cudaError_t launch_length_regulation(const void* x, const int* durati
                                                 int symbols, int channels, int size, int least, int with_positions,
                                                 int type, cudaStream_t stream) {
     if (batch <= 0 || size <= 0 || channels <= 0) return cudaSuccess;
-    if (batch > 65535) return cudaErrorInvalidValue;
+    if (batch > 65535 || size > LONGEST) return cudaErrorInvalidValue;
     if (symbols <= 0) least = 0;
     const dim3 grid(divide_up(size, FRAMES), batch);
     const bool whole = channels % (type == FLOAT ? 4 : 8) == 0;

@@ -79,7 +79,8 @@ extern "C" cudaError_t launch_residual_norm(const void* x, const void* bias, con
                                             const void* shift, void* out, const int* lengths, int batch, int length,
                                             int channels, float epsilon, int type, cudaStream_t stream) {
     if (batch <= 0 || length <= 0) return cudaSuccess;
-    if (channels <= 0 || channels > LARGEST) return cudaErrorInvalidValue;
+    if (channels <= 0 || channels > LARGEST || static_cast<long long>(batch) * length > 0x7fffffff - WARPS)
+        return cudaErrorInvalidValue;
     const int rows = batch * length, grid = divide_up(rows, WARPS);
     const bool whole = channels <= 512 && channels % (type == FLOAT ? 4 : 8) == 0;
     if (type == FLOAT && whole) RUN(residual_norm_f32, float);

@@ -18,6 +18,7 @@ from dlx.speech.mel import MelConfig
 
 from . import pretrained as loading
 from . import registry
+from .cuda.engine import check
 from .data import lead_of
 from .model import FastSpeech
 
@@ -43,9 +44,11 @@ class HubFastSpeech(FastSpeech):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Symbols (B, T) with lengths (B,), anywhere -> spectrograms (B, M, F), their lengths, durations (B, T).
 
-        See `FastSpeech.forward`. The voice should be in evaluation mode, as it comes from a checkpoint.
+        See `FastSpeech.forward`. The voice should be in evaluation mode, as it comes from a checkpoint. ValueError for
+        symbols, lengths or a speed out of range, where these are on the host.
         """
         device = self.embedding.weight.device
+        check(text, lengths, self.config.num_symbols, speed)
         inputs = [value.to(device) if isinstance(value, Tensor) else value for value in (speed, emphasis, pauses)]
         found = self(text.to(device), lengths.to(device), None, None, *inputs)
         return found.mel, found.mel_lengths, found.durations

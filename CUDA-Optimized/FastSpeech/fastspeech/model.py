@@ -78,16 +78,18 @@ def round_durations(
 ) -> Tensor:
     """Whole frames of each symbol, int64 (B, T), from predicted log(frames + 1).
 
-    max(exp(x) - 1, 0), times ``emphasis`` (B, T), over ``speed`` (a number, or (B,)), rounded half up, at most LONGEST;
-    then ``pauses`` (B, T), frames, are added. 0 in the padding; a row of which nothing is left has one frame.
+    max(exp(x) - 1, 0), times ``emphasis`` (B, T), over ``speed`` (a number, or (B,)), rounded half up, at most LONGEST
+    and 0 for what is not a number; then ``pauses`` (B, T), frames, are added, down to 0. 0 in the padding; a row of
+    which nothing is left has one frame.
     """
     frames = (log_durations.float().exp() - 1).clamp(0, LONGEST)
     if emphasis is not None:
         frames = frames * emphasis
     divisor = speed[:, None] if isinstance(speed, Tensor) and speed.dim() else speed
-    frames = torch.floor(frames / divisor + 0.5).clamp(0, LONGEST).long()
+    frames = torch.floor(frames / divisor + 0.5)
+    frames = torch.where(frames > 0, frames, 0).clamp(max=LONGEST).long()  # also 0 where it is not a number
     if pauses is not None:
-        frames = frames + pauses.long()
+        frames = (frames + pauses.long()).clamp(min=0)
     frames = torch.where(length_mask(text_lengths, frames.shape[1]), frames, 0)
     first = torch.arange(frames.shape[1], device=frames.device) == 0
     return torch.where(first & (frames.sum(1, keepdim=True) == 0), 1, frames)

@@ -64,6 +64,33 @@ def test_length_regulation(host, dtype, symbols, channels, size, positions):
                 assert torch.equal(expanded[row, : len(whole)], whole)
 
 
+def test_sums_beyond_an_int_and_durations_beyond_the_end(host):
+    x = normal(2, 300, 8, dtype=HALF)
+    durations = torch.full((2, 300), 2**30, dtype=torch.int32)
+    durations[0, 0], durations[1, :299] = 3, 0
+    durations[1, 7], durations[1, 290] = 1, 2**31 - 1
+    expanded, lengths = check(host, "regulate", x, durations, 40, 0, False)
+    assert lengths.tolist() == [40, 40]
+    assert torch.equal(expanded[0], x[0, [0] * 3 + [1] * 37]) and torch.equal(expanded[1], x[1, [7] + [290] * 39])
+
+
+@pytest.mark.parametrize("name", ["residual_norm", "attention64", "convolution"])
+def test_views_may_begin_anywhere(host, monkeypatch, name):
+    """Vectors of 16 bytes are loaded from where a tensor begins, which a view need not have at a multiple of 16."""
+    x = normal(1 + 5 * 192, dtype=HALF)[1:].view(1, 5, 192)
+    gain, weight = normal(193, dtype=HALF)[1:], normal(1 + 8 * 192, dtype=HALF, scale=0.1)[1:].view(8, 1, 192)
+    seen, real = [], torch_ops.address
+    monkeypatch.setattr(torch_ops, "address", lambda y: seen.append(real(y)) or real(y))
+    arguments = {
+        "residual_norm": (x, gain, x, gain, gain, None, 1e-5),
+        "attention64": (x, None, 1),
+        "convolution": (x, weight, None, None, False),
+    }[name]
+    assert x.data_ptr() % 16
+    check(host, name, *arguments)
+    assert seen and all(place is None or place % 16 == 0 for place in seen)
+
+
 def test_frames_of_half_precision_are_counted_exactly(host):
     x = torch.arange(600).half()[None, :, None].expand(1, 600, 8).contiguous()
     with torch_ops.host_library(host):
@@ -126,7 +153,7 @@ def test_convolution(host, monkeypatch, dtype, tile, taps, inputs, outputs, leng
 
 @pytest.mark.parametrize("dtype", [HALF, BFLOAT])
 @pytest.mark.parametrize("tile, splits", [(0, 1), (0, 3), (1, 2), (2, 1)])
-@pytest.mark.parametrize("taps, inputs, outputs, length", [(3, 136, 88, 37), (1, 64, 200, 5)])
+@pytest.mark.parametrize("taps, inputs, outputs, length", [(3, 136, 88, 37), (1, 64, 200, 5), (1, 64, 520, 9)])
 def test_convolution_with_norm(host, monkeypatch, dtype, tile, splits, taps, inputs, outputs, length):
     monkeypatch.setattr(launches, "plan_convolution", lambda *sizes: launches.Plan(tile, splits))
     lengths = torch.tensor([length, max(length - 3, 1), 0], dtype=torch.int32)
@@ -181,8 +208,11 @@ def test_duration_predictor(host, dtype, inputs, hidden, symbols):
     speed, emphasis = torch.tensor([2.0, 1.0, 0.5]), 1 + normal(3, symbols, dtype=FLOAT).abs()
     pauses = torch.randint(0, 3, (3, symbols), dtype=torch.int32, generator=torch.Generator().manual_seed(1))
     controls = (speed, emphasis, pauses)
+    pauses[0, 0] = -2000  # takes away what there is
     changed = check(host, "predict_durations", x, weights, lengths, *controls, 1e-5, lengths=lengths)[1]
     frames = torch.floor((logs.exp() - 1).clamp(0, 1024) * emphasis / speed[:, None] + 0.5).int() + pauses
+    assert frames[0, 0] < 0 and changed[0, 0] == 0
+    frames = frames.clamp(min=0)
     there = torch.arange(symbols) < lengths[:, None]
     assert torch.equal(changed, torch.where(there, frames, 0))
 
@@ -214,4 +244,9 @@ def test_sizes_that_kernels_do_not_take_are_refused(host):
     with pytest.raises(ValueError, match="does not take"):
         host.launch("residual_norm", *[None] * 7, 1, 1, 4096, 1e-5, 1, None)
     with pytest.raises(ValueError, match="does not take"):
-        host.launch("convolution", *[None] * 10, 1, 1, 12, 16, 3, 0, 0.0, 0, 1, 1, None)
+        host.launch("residual_norm", *[None] * 7, 2**16, 2**16, 8, 1e-5, 1, None)
+    with pytest.raises(ValueError, match="does not take"):
+        host.launch("length_regulation", *[None] * 4, 1, 1, 8, 2**30, 0, 0, 1, None)
+    for inputs, outputs, splits, mode in ((12, 16, 1, 0), (8, 2**23, 1, 0), (8, 16, 2**17, launches.NORM)):
+        with pytest.raises(ValueError, match="does not take"):
+            host.launch("convolution", *[None] * 10, 1, 1, inputs, outputs, 3, mode, 0.0, 0, splits, 1, None)

@@ -1,6 +1,7 @@
 """torch.hub entries: fresh, from a file of either layout, symbols as the voice reads them; nothing needs a network."""
 
 import ast
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,11 @@ def test_fresh_weights_need_nothing(offline):
     assert lengths.tolist() == [13, 4] and symbols[1, 4:].tolist() == [0] * 9
     mel, mel_lengths, durations = voice.eval().infer(symbols, lengths, speed=0.9)
     assert mel.shape[1] == 80 and mel.shape[2] == int(mel_lengths.max()) and torch.equal(durations.sum(1), mel_lengths)
+    for speed in (math.nan, 0.0, -1.0, torch.tensor([1.0, math.inf])):
+        with pytest.raises(ValueError, match="a speed must be above 0"):
+            voice.infer(symbols, lengths, speed=speed)
+    with pytest.raises(ValueError, match="symbols must be from 0 to 147, got 1 to 148"):
+        voice.infer(torch.tensor([[1, 148]]), torch.tensor([2]))
     with pytest.raises(ValueError, match="none of fp32"):
         hub.nvidia_fastspeech(pretrained=False, model_math="int8")
     with pytest.raises(ValueError, match="no weights of FastSpeech are published"):

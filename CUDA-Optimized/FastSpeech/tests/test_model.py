@@ -173,6 +173,9 @@ def test_rounding_and_control():
     assert round_durations(logs, lengths, 1.0, emphasis, pauses).tolist() == [[1, 9, 2, 15], [4, 1, 0, 0]]
     assert round_durations(torch.full((1, 3), -9.0), torch.tensor([3])).tolist() == [[1, 0, 0]]
     assert round_durations(torch.full((1, 1), 80.0), torch.tensor([1])).tolist() == [[1024]]
+    broken = torch.tensor([[math.nan, math.log(3), math.nan]])  # of a network that has gone astray
+    assert round_durations(broken, torch.tensor([3])).tolist() == [[0, 2, 0]]
+    assert round_durations(logs[:1], lengths[:1], pauses=torch.tensor([[-9, 1, 0, -1]])).tolist() == [[0, 3, 2, 9]]
 
 
 def test_positions_are_those_of_the_paper():

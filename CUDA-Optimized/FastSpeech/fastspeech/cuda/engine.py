@@ -53,14 +53,23 @@ def bucket(length: int, sizes: Sequence[int]) -> int:
     return -(-length // sizes[-1]) * sizes[-1]
 
 
-def check(text: Tensor, text_lengths: Tensor, symbols: int) -> None:
-    """ValueError unless text is (B, T) and lengths (B,). Symbols and lengths are looked at only on the host."""
+def check(text: Tensor, text_lengths: Tensor, symbols: int, speed: float | Tensor = 1.0) -> None:
+    """ValueError unless text is (B, T) and lengths and speeds (B,), in their ranges. Values are looked at only on the
+    host."""
     if text.dim() != 2 or text_lengths.shape != text.shape[:1] or not text.numel():
         raise ValueError(f"expected text (B, T) and lengths (B,), got {tuple(text.shape)}, {tuple(text_lengths.shape)}")
     if not text.is_cuda and (int(text.min()) < 0 or int(text.max()) >= symbols):
         raise ValueError(f"symbols must be from 0 to {symbols - 1}, got {int(text.min())} to {int(text.max())}")
     if not text_lengths.is_cuda and (int(text_lengths.min()) < 0 or int(text_lengths.max()) > text.shape[1]):
         raise ValueError(f"lengths must be from 0 to {text.shape[1]}, got {text_lengths.tolist()}")
+    if isinstance(speed, Tensor):
+        if speed.shape not in ((), text_lengths.shape):
+            raise ValueError(f"expected a speed or one for each of {len(text)} texts, got {tuple(speed.shape)}")
+        speeds = [] if speed.is_cuda else speed.flatten().tolist()
+    else:
+        speeds = [speed]
+    if bad := [value for value in speeds if not 0 < value < float("inf")]:
+        raise ValueError(f"a speed must be above 0, got {bad[0]}")
 
 
 class PlainEngine:
@@ -72,7 +81,7 @@ class PlainEngine:
 
     @torch.inference_mode()
     def __call__(self, text, text_lengths, durations=None, size=None, speed=1.0, emphasis=None, pauses=None):
-        check(text, text_lengths, self.model.config.num_symbols)
+        check(text, text_lengths, self.model.config.num_symbols, speed)
         given = (text, text_lengths, durations, emphasis, pauses)
         text, text_lengths, durations, emphasis, pauses = (
             None if value is None else value.to(self.device) for value in given
@@ -135,7 +144,7 @@ class KernelEngine:
 
     @torch.inference_mode()
     def __call__(self, text, text_lengths, durations=None, size=None, speed=1.0, emphasis=None, pauses=None):
-        check(text, text_lengths, self.network.config.num_symbols)
+        check(text, text_lengths, self.network.config.num_symbols, speed)
         symbols = text.shape[1]
         run = self._prepared(text, text_lengths, speed, emphasis, pauses)
         encoded = run.encoded

@@ -220,6 +220,8 @@ class PyCudaEngine:
         """As `FastSpeech.forward`. ValueError for symbols or lengths out of range."""
         text, lengths = np.ascontiguousarray(text, np.int32), np.ascontiguousarray(lengths, np.int32)
         self._check(text, lengths)
+        if not ((speeds := np.asarray(speed)) > 0).all() or not np.isfinite(speeds).all():
+            raise ValueError(f"a speed must be above 0, got {speed}")
         with self._current():
             hidden, logs, durations = self._encode(text, lengths, speed, emphasis, pauses)
             mel, mel_lengths = self._decode(hidden, durations, *text.shape)

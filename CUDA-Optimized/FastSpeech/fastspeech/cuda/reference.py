@@ -102,6 +102,7 @@ def predict_durations(
     frames = (logs.float().exp() - 1).clamp(0, LONGEST)
     frames = frames if emphasis is None else frames * emphasis
     frames = frames if speed is None else frames / speed[:, None]
-    frames = torch.floor(frames + 0.5).clamp(0, LONGEST).int()
-    frames = frames if pauses is None else frames + pauses
+    frames = torch.floor(frames + 0.5)
+    frames = torch.where(frames > 0, frames, 0).clamp(max=LONGEST).int()
+    frames = frames if pauses is None else (frames + pauses).clamp(min=0)
     return logs, torch.where(length_mask(lengths, x.shape[1]), frames, 0).int()

@@ -76,12 +76,18 @@ def _ready(device: Any, name: str, x: Tensor, **sizes: int) -> bool:
     return device is not None and reasons(name, x, **sizes) is None
 
 
+def _whole(x: Tensor) -> Tensor:
+    """Contiguous, from a multiple of 16 bytes on, as vectors are loaded: a view into a tensor may begin anywhere."""
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % 16 else x
+
+
 def _same(x: Tensor, *others: Tensor | None) -> list[Tensor | None]:
-    """Contiguous, and of x's type and device; ValueError if not of that."""
+    """`_whole`, and of x's type and device; ValueError if not of that."""
     for other in others:
         if other is not None and (other.dtype != x.dtype or other.device != x.device):
             raise ValueError(f"expected {x.dtype} on {x.device}, got {other.dtype} on {other.device}")
-    return [None if other is None else other.contiguous() for other in (x, *others)]
+    return [None if other is None else _whole(other) for other in (x, *others)]
 
 
 def _ints(x: Tensor, *others: Tensor | None) -> list[Tensor | None]:

@@ -130,7 +130,7 @@ class TensorRTEngine:
 
     @torch.inference_mode()
     def __call__(self, text, text_lengths, durations=None, size=None, speed=1.0, emphasis=None, pauses=None):
-        check(text, text_lengths, self.config.num_symbols)
+        check(text, text_lengths, self.config.num_symbols, speed)
         if len(text) > self.batch or text.shape[1] > self.text_buckets[-1]:
             raise ValueError(
                 f"engines take up to {self.batch} texts of {self.text_buckets[-1]} symbols, got {tuple(text.shape)}"

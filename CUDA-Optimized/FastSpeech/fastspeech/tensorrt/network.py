@@ -70,6 +70,7 @@ class Builder:
         logs = self._predictor(x, within)
         frames = self._round(logs, speed, emphasis)
         durations = add.elementwise(add.cast(frames, trt.int32), pauses, "SUM")
+        durations = add.elementwise(durations, add.constant(np.array([[0]])), "MAX")
         durations = add.elementwise(durations, add.cast(within, trt.int32), "PROD")
         for name, tensor in (("hidden", x), ("log_durations", logs), ("durations", durations)):
             add.output(name, tensor)
