@@ -20,7 +20,8 @@ from .harness import Case
 Programs = dict[str, Callable[[], Any]]
 
 # bytes moved per parameter, at least; gradients are read, state is read and written, parameters are written and,
-# without a master, read
+# without a master, read. LAMB's tensors are gone through twice, for which 12 more are read where the cache does not
+# hold them; they are not counted, as they need not be moved.
 ADAMW = {
     ("fp32", "none"): 28, ("bf16", "none"): 22, ("bf16", "fp32"): 28, ("bf16", "remainder"): 26,
     ("bf16", "stochastic"): 22,
@@ -51,7 +52,7 @@ def cases(device: torch.device, quick: bool) -> Iterator[Case]:
             )
         yield Case("adamw + clip", "step", shape, "fp32", 32 * count, lambda s=shapes: _adamw_clip(s, device))
         yield Case("sgd", "step", shape, "fp32", 20 * count, lambda s=shapes: _sgd(s, device))
-        yield Case("lamb", "step", shape, "fp32", 44 * count, lambda s=shapes: _lamb(s, device))
+        yield Case("lamb", "step", shape, "fp32", 32 * count, lambda s=shapes: _lamb(s, device))
         yield Case("novograd", "step", shape, "fp32", 24 * count, lambda s=shapes: _novograd(s, device))
         yield Case("clip", "step", shape, "fp32", 12 * count, lambda s=shapes: _clip(s, device, 1e-3))
         yield Case("clip, below", "step", shape, "fp32", 4 * count, lambda s=shapes: _clip(s, device, 1e9))

@@ -475,33 +475,3 @@ def test_on_a_device_that_is_not_the_current_one():
             optimizer.step()
             oracle.step()
     torch.testing.assert_close(values(mine), values(twins), rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("make", [Adam, AdamW, SGD, LAMB, NovoGrad, Adagrad])
-def test_torchs_choices_of_an_implementation_are_taken(device, make):
-    mine, twins = parameters(device), parameters(device)
-    optimizer = make(mine, lr=1e-2, foreach=False, fused=True, capturable=True, differentiable=False)
-    oracle = make(twins, lr=1e-2)
-    for step in range(2):
-        for chosen, stepped in ((mine, optimizer), (twins, oracle)):
-            gradients(chosen, step)
-            stepped.step()
-    assert torch.equal(values(mine), values(twins))
-    with pytest.raises(ValueError, match="differentiable=True is not supported"):
-        make(mine, differentiable=True)
-    with pytest.raises(ValueError, match="`fused` and `foreach` cannot be `True` together"):
-        make(mine, fused=True, foreach=True)
-    with pytest.raises(TypeError, match="fuse"):
-        make(mine, fuse=True)
-
-
-@pytest.mark.parametrize("name", MAKERS)
-def test_hooks_run_once(device, name):
-    mine = parameters(device)
-    gradients(mine)
-    MAKERS[name](parameters(device))  # torch marks a class's step when it is first made
-    optimizer, ran = MAKERS[name](mine), []
-    optimizer.register_step_pre_hook(lambda *_: ran.append("before"))
-    optimizer.register_step_post_hook(lambda *_: ran.append("after"))
-    optimizer.step()
-    assert ran == ["before", "after"]

@@ -35,14 +35,18 @@ class TensorTable:
 
     Attributes after `bind`: ``addresses`` (int64 [L, N]) and ``items`` (int64 [C, 4]) on the device, ``first_item``
     (int32 [N + 1], the items of tensor i are ``first_item[i]:first_item[i + 1]``), ``num_tensors``, ``num_items``,
-    ``programs`` (the grid to launch).
+    ``programs`` (the grid to launch). Given a ``lag``, also ``schedule``: the `two_passes` over the items, int32 [2 C].
     """
 
-    def __init__(self, chunk: int = CHUNK, programs_per_multiprocessor: int = PROGRAMS_PER_MULTIPROCESSOR) -> None:
+    def __init__(
+        self, chunk: int = CHUNK, programs_per_multiprocessor: int = PROGRAMS_PER_MULTIPROCESSOR, lag: int | None = None
+    ) -> None:
         if chunk <= 0 or chunk % VECTOR:
             raise ValueError(f"chunk must be a positive multiple of {VECTOR}, not {chunk}")
         self.chunk = chunk
         self.programs_per_multiprocessor = programs_per_multiprocessor
+        self.lag = lag
+        self.schedule: Tensor | None = None
         self.uploads = 0
         self.num_tensors = self.num_items = self.programs = 0
         self._pointers: list[list[int]] = []
@@ -52,7 +56,7 @@ class TensorTable:
         self._heads: np.ndarray | None = None
         self._stream = 0
         self._spares: list[Tensor] = []
-        self._kept_for_graphs: list[tuple[Tensor, ...]] = []
+        self._kept_for_graphs: list[tuple[Tensor | None, ...]] = []
         self._uploaded_by_graph = False
 
     def bind(self, lists: Sequence[Sequence[Tensor]], fixed: Sequence[Sequence[Tensor]] = ()) -> TensorTable:
@@ -77,7 +81,7 @@ class TensorTable:
             self._heads, self._stream = None, stream
         elif pointers == self._pointers and numels == self._numels and not self._uploaded_by_graph:
             if capturing:
-                self._kept_for_graphs.append((self.addresses, self.items, self.first_item))
+                self._kept_for_graphs.append((self.addresses, self.items, self.first_item, self.schedule))
             return self
         lists = [*lists, *fixed]
         self._check(lists)
@@ -121,6 +125,8 @@ class TensorTable:
         self.programs = min(max(len(items), 1), self.programs_per_multiprocessor * processors(device))
         self.items = torch.from_numpy(items).to(device)
         self.first_item = torch.from_numpy(first_item).to(device)
+        if self.lag is not None:
+            self.schedule = torch.from_numpy(two_passes(first_item, self.lag)).to(device)
 
     def _upload(self, table: np.ndarray, device: torch.device, capturing: bool) -> Tensor:
         if device.type != "cuda":
@@ -135,7 +141,7 @@ class TensorTable:
         host.numpy()[...] = table
         addresses = torch.empty(table.shape, dtype=torch.int64, device=device).copy_(host, non_blocking=True)
         if capturing:  # each replay repeats the copy, so its source stays as it is for good
-            self._kept_for_graphs.append((host, addresses, self.items, self.first_item))
+            self._kept_for_graphs.append((host, addresses, self.items, self.first_item, self.schedule))
         return addresses
 
 
@@ -176,6 +182,19 @@ def work_items(numels: Sequence[int], heads: np.ndarray, chunk: int) -> tuple[np
         first_item.append(len(rows))
     items = np.array(rows, dtype=np.int64).reshape(-1, ITEM_FIELDS)
     return items, np.array(first_item, dtype=np.int32)
+
+
+def two_passes(first_item: np.ndarray, lag: int) -> np.ndarray:
+    """-> an order, int32 [2 C], in which every tensor's items come twice: i is the first pass over item i, -1 - i the
+    second, which begins ``lag`` items after the first has ended and goes backwards.
+
+    So what the first pass over a tensor has left in the cache is there for the second, last written first read.
+    ``first_item``: int32 [N + 1].
+    """
+    items = np.arange(first_item[-1], dtype=np.int32)
+    last = np.repeat(first_item[1:], np.diff(first_item))  # one beyond the last item of the item's tensor
+    times = np.concatenate([2 * items.astype(np.int64), 2 * (last[::-1].astype(np.int64) + lag) - 1])
+    return np.concatenate([items, -1 - items[::-1]])[np.argsort(times, kind="stable")]
 
 
 def is_dense(tensor: Tensor) -> bool:

@@ -2,8 +2,7 @@
 
 A step is at most two launches per group and combination of dtypes: one that reads the gradients, where their norm is
 wanted (to clip, or to look for infinities), and one that does all else: unscale, clip, update, round, clear the
-gradients and count the step. (LAMB and NovoGrad need norms of single tensors and say what they launch.) Nothing waits
-for the device.
+gradients and count the step. Nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from torch.optim import Optimizer
 
 from fusedops.dispatch import device_guard
 from fusedops.ops.multi_tensor import multi_tensor_l2norm_plain, run_squares
+from fusedops.ops.multi_tensor_table import TensorTable
 from fusedops.optim.bucket import MASTERS, Bucket, adopt_master, initial_state, make_bucket, master_of
 
 __all__ = ["Control", "FusedOptimizer", "Options"]
@@ -172,6 +172,10 @@ class FusedOptimizer(Optimizer):
         """What the moments begin with."""
         return 0.0
 
+    def new_table(self) -> TensorTable:
+        """The table of a new bucket."""
+        return TensorTable()
+
     def update(self, group: dict[str, Any], bucket: Bucket, control: Control) -> None:
         """One step of a bucket by the kernels."""
         raise NotImplementedError
@@ -272,7 +276,7 @@ class FusedOptimizer(Optimizer):
             dtypes = (parameter.dtype, parameter.grad.dtype, *(state[name].dtype for name in names))
             sorted_out.setdefault((parameter.device, master, *dtypes), []).append(parameter)
         return [
-            make_bucket(chosen, [self.state[p] for p in chosen], names, self.scalar_names, traits[1])
+            make_bucket(chosen, [self.state[p] for p in chosen], names, self.scalar_names, traits[1], self.new_table())
             for traits, chosen in sorted_out.items()
         ]
 

@@ -33,7 +33,7 @@ class Bucket:
     steps: Tensor
     scalars: dict[str, Tensor]
     ticket: Tensor
-    table: TensorTable = field(default_factory=TensorTable)
+    table: TensorTable
     scratch: dict[str, Tensor] = field(default_factory=dict)
     gradients: list[Tensor] = field(default_factory=list)
     gradient_dtype: torch.dtype = torch.float32
@@ -171,8 +171,9 @@ def adopt_master(parameter: Tensor, state: dict[str, Any], master: str) -> None:
 
 
 def make_bucket(
-    parameters: list[Tensor], states: list[dict[str, Any]], names: Sequence[str], scalars: Sequence[str], master: str
-) -> Bucket:
+    parameters: list[Tensor], states: list[dict[str, Any]], names: Sequence[str], scalars: Sequence[str], master: str,
+    table: TensorTable,
+) -> Bucket:  # fmt: skip
     """A bucket over parameters with their states, whose scalar entries become views of the bucket's own tensors."""
     gathered = {}
     for name in ("step", *scalars):
@@ -189,4 +190,5 @@ def make_bucket(
         steps=gathered.pop("step"),
         scalars=gathered,
         ticket=torch.zeros(1, dtype=torch.int32, device=parameters[0].device),
+        table=table,
     )

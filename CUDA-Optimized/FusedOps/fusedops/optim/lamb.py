@@ -1,4 +1,10 @@
-"""LAMB (You et al., 2020): Adam whose step is scaled, tensor by tensor, by ||weights|| / ||update||."""
+"""LAMB (You et al., 2020): Adam whose step is scaled, tensor by tensor, by ||weights|| / ||update||.
+
+Bytes for a float32 parameter: 16 read (gradient, weight, moments) and 8 written (moments) to get the norms; then 12
+read again and 4 written. One launch does both, a tensor's second pass soon after its first, so that what still lies in
+the L2 cache is not read from memory again: 28 where all of it does, as in tensors well below the cache, 40 where none
+does. 4 more where the global norm is wanted. Without the ratio of the norms one pass of 28 is enough.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusedops.ops.multi_tensor_table import TensorTable
 from fusedops.optim.adam import bias_corrections, kernel_dtypes, log_of
 from fusedops.optim.base import Control, FusedOptimizer, Options, check_betas, check_hyperparameters, rate
 from fusedops.optim.bucket import Bucket
 
 __all__ = ["LAMB"]
+
+# Tuning values.
+CHUNK = 2048  # elements per work item: the less lies between a tensor's two passes, the more of it is in the cache
+LAG = 256  # items between them, so that few programs wait for a norm
+PROGRAMS_PER_MULTIPROCESSOR = 16  # of the norm, too, which has to keep as much on its way with these short items
 
 
 class LAMB(FusedOptimizer):
@@ -21,8 +33,8 @@ class LAMB(FusedOptimizer):
     The gradients' global norm is clipped to ``max_grad_norm`` (0 or None: not). m = b1 m + b3 g, v = b2 v + (1 - b2)
     g^2 with b3 = 1 - b1 (1 without ``grad_averaging``); u = m^ / (sqrt(v^) + eps), plus weight_decay p
     (``adam_w_mode=False``: the decay is added to g instead); p -= lr ||p|| / ||u|| u. Where a norm is 0 the ratio is
-    1, likewise in groups without decay unless ``use_nvlamb``. State: ``step``, ``exp_avg``, ``exp_avg_sq``. Three
-    launches a group: norm, moments, weights. ``options`` are the other keyword arguments of `Options`.
+    1, likewise in groups without decay unless ``use_nvlamb``. State: ``step``, ``exp_avg``, ``exp_avg_sq``. ``options``
+    are the other keyword arguments of `Options`.
     """
 
     moment_names = ("exp_avg", "exp_avg_sq")
@@ -53,6 +65,9 @@ class LAMB(FusedOptimizer):
         }  # fmt: skip
         super().__init__(params, defaults, Options.of({"max_grad_norm": max_grad_norm or None, **options}))
 
+    def new_table(self) -> TensorTable:
+        return TensorTable(CHUNK, PROGRAMS_PER_MULTIPROCESSOR, LAG)
+
     def update(self, group: dict[str, Any], bucket: Bucket, control: Control) -> None:
         from fusedops.ops.multi_tensor_kernels import TYPES
         from fusedops.optim import layerwise_kernels as kernels
@@ -61,27 +76,21 @@ class LAMB(FusedOptimizer):
         table = bucket.bind()
         beta1, beta2 = group["betas"]
         lr, loaded = rate(group, bucket.device)
-        weight_partials = bucket.workspace("weight_partials", table.num_items)
-        update_partials = bucket.workspace("update_partials", table.num_items)
-        dtypes = kernel_dtypes(bucket, TYPES, "M", "V")
-        rest1 = 1.0 - beta1 if group["grad_averaging"] else 1.0
-        traits = {
-            "DECOUPLED": bool(group["adam_w_mode"]), "CORRECTED": bool(group["bias_correction"]),
-            "SIZE": kernels.BLOCK, "num_warps": kernels.NUM_WARPS,
-            "enable_fp_fusion": False,
-        }  # fmt: skip
-        kernels.lamb_moments_kernel[(table.programs,)](
-            table.addresses, table.items, table.num_items, table.num_tensors, bucket.steps, *control.arguments(1.0),
-            weight_partials, update_partials, float(group["weight_decay"]), float(beta1), rest1, log_of(beta1),
-            float(beta2), 1.0 - beta2, log_of(beta2), float(group["eps"]), **dtypes, **control.switches(),
-            ZERO=self.options.zero_grads, **traits,
-        )  # fmt: skip
-        del dtypes["G"]
-        kernels.lamb_weights_kernel[(table.programs,)](
-            table.addresses, table.items, table.num_items, table.num_tensors, bucket.ticket, bucket.steps,
-            control.found_out, table.first_item, weight_partials, update_partials, self.options.seed, lr,
-            float(group["weight_decay"]), log_of(beta1), log_of(beta2), float(group["eps"]), **dtypes,
-            LR_LOADED=loaded, ADAPTED=is_adapted(group), PARTIALS=kernels.PARTIALS, TENSORS=TENSORS, **traits,
+        adapted = is_adapted(group)
+        workspaces = [
+            bucket.workspace("weight_partials", table.num_items), bucket.workspace("update_partials", table.num_items),
+            bucket.workspace("counters", 2 * table.num_tensors + 1, torch.int32),
+            bucket.workspace("rates", table.num_tensors),
+        ]  # fmt: skip
+        kernels.lamb_kernel[(table.programs,)](
+            table.addresses, table.items, table.num_items, table.num_tensors, table.first_item, table.schedule,
+            2 * table.num_items if adapted else table.num_items, bucket.ticket, bucket.steps,
+            *control.arguments(1.0), *workspaces, self.options.seed, lr, float(group["weight_decay"]), float(beta1),
+            1.0 - beta1 if group["grad_averaging"] else 1.0, log_of(beta1), float(beta2), 1.0 - beta2, log_of(beta2),
+            float(group["eps"]), **kernel_dtypes(bucket, TYPES, "M", "V"), **control.switches(),
+            ZERO=self.options.zero_grads, LR_LOADED=loaded, ADAPTED=adapted, DECOUPLED=bool(group["adam_w_mode"]),
+            CORRECTED=bool(group["bias_correction"]), SIZE=kernels.BLOCK, PARTIALS=kernels.PARTIALS, TENSORS=TENSORS,
+            num_warps=kernels.NUM_WARPS, enable_fp_fusion=False,
         )  # fmt: skip
 
     def update_plain(self, group: dict[str, Any], bucket: Bucket, factor: float) -> None:
