@@ -1,3 +1,4 @@
+from apex.submodules import give_submodules
 from fusedops.amp import (
     disable_casts,
     float_function,
@@ -18,3 +19,5 @@ __all__ = [
     "promote_function", "register_float_function", "register_half_function", "register_promote_function", "scale_loss",
     "state_dict",
 ]  # fmt: skip
+
+give_submodules(__name__)

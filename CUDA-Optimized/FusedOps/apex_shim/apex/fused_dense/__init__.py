@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from apex.submodules import give_submodules
 from fusedops import ops
 from fusedops.nn import DenseGeluDense
 
@@ -44,3 +45,6 @@ def fused_dense_gelu_dense_function(
     input: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor
 ) -> Tensor:
     return ops.dense_gelu_dense(input, weight1, bias1, weight2, bias2)
+
+
+give_submodules(__name__)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from apex.submodules import give_submodules
 from fusedops import nn, ops
 
 __all__ = ["MLP", "mlp_function"]
@@ -25,3 +26,6 @@ def mlp_function(bias: bool, activation: int, x: Tensor, *parameters: Tensor) ->
     layers = len(parameters) // 2 if bias else len(parameters)
     biases = parameters[layers:] if bias else (None,) * layers
     return ops.mlp(x, parameters[:layers], biases, ACTIVATIONS[activation])
+
+
+give_submodules(__name__)

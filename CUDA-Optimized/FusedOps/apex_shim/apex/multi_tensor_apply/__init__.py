@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from apex.submodules import give_submodules
+
 __all__ = ["MultiTensorApply", "multi_tensor_applier"]
 
 
@@ -27,3 +29,5 @@ class MultiTensorApply:
 
 
 multi_tensor_applier = MultiTensorApply(2048 * 32)
+
+give_submodules(__name__)

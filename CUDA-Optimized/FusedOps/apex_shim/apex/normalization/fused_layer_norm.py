@@ -123,3 +123,29 @@ def mixed_dtype_fused_rms_norm_affine(
 
 def manual_rms_norm(input: Tensor, normalized_shape: Shape, weight: Tensor | None, eps: float) -> Tensor:
     return ops.rms_norm(input, normalized_shape, weight, eps)
+
+
+class FusedLayerNormAffineFunction:
+    """``FusedLayerNormAffineFunction.apply(...)`` is `fused_layer_norm_affine`; the others likewise."""
+
+    apply = staticmethod(fused_layer_norm_affine)
+
+
+class FusedLayerNormAffineMixedDtypesFunction:
+    apply = staticmethod(mixed_dtype_fused_layer_norm_affine)
+
+
+class FusedLayerNormFunction:
+    apply = staticmethod(fused_layer_norm)
+
+
+class FusedRMSNormAffineFunction:
+    apply = staticmethod(fused_rms_norm_affine)
+
+
+class FusedRMSNormAffineMixedDtypesFunction:
+    apply = staticmethod(mixed_dtype_fused_rms_norm_affine)
+
+
+class FusedRMSNormFunction:
+    apply = staticmethod(fused_rms_norm)

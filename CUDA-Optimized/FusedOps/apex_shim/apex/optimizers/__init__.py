@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from apex.submodules import give_submodules
 from fusedops import optim
 
 __all__ = ["FusedAdagrad", "FusedAdam", "FusedLAMB", "FusedMixedPrecisionLamb", "FusedNovoGrad", "FusedSGD"]
@@ -183,3 +184,6 @@ class FusedAdagrad(_Apex, optim.Adagrad):
     ) -> None:
         super().__init__(params, lr, weight_decay=weight_decay, eps=eps, decoupled_weight_decay=adagrad_w_mode)
         self.set_grad_none = set_grad_none
+
+
+give_submodules(__name__)

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from apex.submodules import give_submodules
 from fusedops.nn import SyncBatchNorm as _SyncBatchNorm
 from fusedops.optim import LARC
 
@@ -129,3 +130,6 @@ def create_syncbn_process_group(group_size: int) -> dist.ProcessGroup | None:
         if first <= dist.get_rank() < first + group_size:
             own = group
     return own
+
+
+give_submodules(__name__)

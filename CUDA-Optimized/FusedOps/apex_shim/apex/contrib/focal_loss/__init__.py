@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from apex.submodules import give_submodules
 from fusedops import ops
 
 __all__ = ["FocalLoss", "focal_loss"]
@@ -27,3 +28,6 @@ class FocalLoss:
     """``FocalLoss.apply(...)`` is `focal_loss`."""
 
     apply = staticmethod(focal_loss)
+
+
+give_submodules(__name__)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import torch
 
+from apex.submodules import give_submodules
 from fusedops import nn
 
 __all__ = ["GroupNorm"]
@@ -27,3 +28,6 @@ class GroupNorm(nn.GroupNorm):
             raise ValueError(f"act is None, '', 'silu' or 'swish', not {act!r}")
         super().__init__(num_groups, num_channels, eps, affine, device, dtype, activation=ACTIVATIONS[name])
         self.act = name or ""
+
+
+give_submodules(__name__)

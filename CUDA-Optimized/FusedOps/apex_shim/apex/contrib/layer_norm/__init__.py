@@ -3,6 +3,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from apex.normalization.fused_layer_norm import MixedFusedLayerNorm, mixed_dtype_fused_layer_norm_affine
+from apex.submodules import give_submodules
 
 __all__ = ["FastLayerNorm"]
 
@@ -17,3 +18,6 @@ class FastLayerNorm(MixedFusedLayerNorm):
 
 def _fast_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, memory_efficient: bool = False) -> Tensor:
     return mixed_dtype_fused_layer_norm_affine(x, weight, bias, weight.shape, epsilon, memory_efficient)
+
+
+give_submodules(__name__)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from apex.submodules import give_submodules
 from fusedops import ops
 
 __all__ = ["TransducerJoint", "TransducerLoss"]
@@ -75,3 +76,6 @@ class TransducerLoss(nn.Module):
             max_f_len=max_f_len if self.packed_input else None,
         )  # fmt: skip
         return loss if x.dtype == torch.float64 else loss.to(x.dtype)
+
+
+give_submodules(__name__)

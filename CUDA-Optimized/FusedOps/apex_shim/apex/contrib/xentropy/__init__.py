@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from apex.submodules import give_submodules
 from fusedops import ops
 
 __all__ = ["SoftmaxCrossEntropyLoss"]
@@ -22,3 +23,6 @@ class SoftmaxCrossEntropyLoss:
             logits, labels, ignore_index=padding_idx, reduction="none", label_smoothing=smoothing
         )
         return losses if half_to_float else losses.to(logits.dtype)
+
+
+give_submodules(__name__)
