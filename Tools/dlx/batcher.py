@@ -80,6 +80,10 @@ class Batcher(Generic[Item, Result]):
                 raise QueueFull(f"{self._queue.maxsize} requests are waiting already") from None
         return job.future
 
+    def full(self) -> bool:
+        """Whether `submit` would refuse now; for callers who can wait, who are not counted as refused."""
+        return self._queue.full()
+
     def statistics(self) -> dict[str, Any]:
         """Counts, requests that wait, items per batch, and percentiles of recent latencies in milliseconds."""
         with self._lock:

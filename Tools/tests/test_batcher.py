@@ -62,7 +62,10 @@ def test_the_queue_is_bounded_and_time_is_limited():
     with Batcher(gate, batch_size=1, wait=0, queue_size=2, time_limit=0.05) as batcher:
         running = batcher.submit(1)
         assert gate.begun.wait(20)
-        late, cancelled = batcher.submit(2), batcher.submit(3)
+        late = batcher.submit(2)
+        assert not batcher.full()
+        cancelled = batcher.submit(3)
+        assert batcher.full()
         with pytest.raises(QueueFull, match="2 requests are waiting"):
             batcher.submit(4)
         assert cancelled.cancel()
