@@ -1,18 +1,22 @@
-"""A server that speaks: an HTTP endpoint, and a page to try it.
+"""A server that speaks: an HTTP endpoint with a page to try it, or a model of Triton Inference Server.
 
     ./dlx run FastSpeech serve -- --checkpoint runs/flite --port 8000
     curl -H 'content-type: application/json' -d '{"text": "Good morning."}' localhost:8000/speak -o said.wav
+    curl -NH 'content-type: application/json' -d '{"text": "Good morning."}' localhost:8000/stream | aplay
 
-POST /speak {"text", "speed"} gives a WAV file; 400: what is wrong with the text, 503: too many requests wait, 504: it
-took too long. GET / is the page, /health says what is served, /statistics how many requests and how fast.
+POST /speak {"text", "speed"} gives a WAV file; POST /stream one that begins when its first piece is said. 400: what is
+wrong with the text, 503: too many requests wait, 504: it took too long. GET / is the page, /health says what is served,
+/statistics how many requests and how fast. With `--triton true` see `triton_server`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import socket
+import struct
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,32 +24,37 @@ from typing import Any
 import numpy as np
 import soundfile
 from fastapi import FastAPI, HTTPException
-from fastapi.responses import HTMLResponse, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from dlx import config as configs
 from dlx import dist
-from dlx.batcher import Batcher, Expired, QueueFull
+from dlx.batcher import Expired, QueueFull
 from dlx.config import field
 
 from .infer import VoiceOptions, build
 from .options import CONFIGS
+from .service import STREAM_CHUNK, Service
 from .synthesis import SPEEDS, Speech, Synthesizer
 
 PAGE = Path(__file__).with_name("page.html")
 LONGEST = 5000  # characters of a request
 WARM = "The server is ready to speak."
+SERVICE = ("batch_size", "wait", "queue_size", "time_limit", "stream_chunk")
 
 
 @dataclass
 class ServeConfig(VoiceOptions):
-    """Serve a voice over HTTP."""
+    """Serve a voice over HTTP, or by Triton Inference Server."""
 
     host: str = field("127.0.0.1", help="address that is listened on; 0.0.0.0: all")
-    port: int = field(8000, help="of the endpoint", ge=0, le=65535)
+    port: int = field(8000, help="of the endpoint; 0: any that is free", ge=0, le=65535)
     wait: float = field(0.005, help="seconds that a request waits for others to be said with it", ge=0)
     queue_size: int = field(64, help="requests that wait at most; more are refused", ge=1)
     time_limit: float = field(30.0, help="seconds after which a request is given up", gt=0)
+    stream_chunk: int = field(STREAM_CHUNK, help="longest piece of a stream, in characters", ge=2)
+    triton: bool = field(False, help="serve by Triton Inference Server (package nvidia-pytriton) instead of HTTP pages")
 
 
 class Request(BaseModel):
@@ -53,7 +62,7 @@ class Request(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     text: str = Field(min_length=1, max_length=LONGEST)
-    speed: float = Field(1.0, ge=SPEEDS[0], le=SPEEDS[1])
+    speed: float = Field(1.0, ge=SPEEDS[0], le=SPEEDS[1], allow_inf_nan=False)
 
 
 def wav(speech: Speech) -> bytes:
@@ -64,43 +73,70 @@ def wav(speech: Speech) -> bytes:
     return stream.getvalue()
 
 
-def application(
-    synthesizer: Synthesizer,
-    *,
-    batch_size: int = 8,
-    wait: float = 0.005,
-    queue_size: int = 64,
-    time_limit: float = 30.0,
-) -> FastAPI:
-    """The server of a voice; its options are those of `ServeConfig`."""
+def endless_header(sample_rate: int) -> bytes:
+    """The head of a WAV file of 16 bits whose length is not known yet: the largest."""
+    most = 0xFFFFFFFF
+    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, sample_rate, 2 * sample_rate, 2, 16)
+    return struct.pack("<4sI4s", b"RIFF", most, b"WAVE") + form + struct.pack("<4sI", b"data", most)
 
-    def say(requests: list[Request]) -> list[Speech]:
-        return synthesizer([item.text for item in requests], speed=[item.speed for item in requests])
+
+def samples(audio: np.ndarray) -> bytes:
+    """16-bit samples, those above full scale cut: what is still to come is not known."""
+    return np.rint(np.clip(audio, -1, 1) * 32767).astype("<i2").tobytes()
+
+
+@contextmanager
+def _answers(time_limit: float) -> Iterator[None]:
+    """What went wrong as HTTP says it."""
+    try:
+        yield
+    except QueueFull as error:
+        raise HTTPException(503, str(error), {"Retry-After": "1"}) from None
+    except Expired:
+        raise HTTPException(504, f"not said within {time_limit:g} s") from None
+    except ValueError as error:
+        raise HTTPException(400, str(error)) from None
+
+
+def application(synthesizer: Synthesizer, *, time_limit: float = 30.0, **options: Any) -> FastAPI:
+    """The server of a voice; its options are those of `Service`."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        batcher = Batcher(say, batch_size=batch_size, wait=wait, queue_size=queue_size, time_limit=time_limit)
-        app.state.batcher = batcher
-        try:
+        async with Service(synthesizer, time_limit=time_limit, **options) as app.state.service:
             yield
-        finally:
-            await asyncio.to_thread(batcher.close)
 
     app = FastAPI(title="FastSpeech", lifespan=lifespan)
 
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Any, error: RequestValidationError) -> Response:
+        """Without the values, which JSON may not be able to say."""
+        return JSONResponse(
+            {"detail": [{key: one[key] for key in ("loc", "msg", "type")} for one in error.errors()]}, 422
+        )
+
     @app.post("/speak", response_class=Response)
     async def speak(request: Request) -> Response:
-        try:
-            future = asyncio.wrap_future(app.state.batcher.submit(request))
-            speech = await asyncio.wait_for(future, time_limit)
-        except QueueFull as error:
-            raise HTTPException(503, str(error), {"Retry-After": "1"}) from None
-        except (Expired, TimeoutError):
-            raise HTTPException(504, f"not said within {time_limit:g} s") from None
-        except ValueError as error:
-            raise HTTPException(400, str(error)) from None
+        with _answers(time_limit):
+            speech = await app.state.service.say(request.text, request.speed)
         sound = await asyncio.to_thread(wav, speech)
         return Response(sound, media_type="audio/wav", headers={"X-Seconds": f"{speech.seconds:.3f}"})
+
+    @app.post("/stream", response_class=Response)
+    async def stream(request: Request) -> Response:
+        pieces = app.state.service.stream(request.text, request.speed)
+        with _answers(time_limit):
+            first = await anext(pieces)
+
+        async def sound() -> AsyncIterator[bytes]:
+            try:
+                yield endless_header(first.sample_rate) + samples(first.audio)
+                async for piece in pieces:
+                    yield samples(np.concatenate([synthesizer.silence(), piece.audio]))
+            finally:
+                await pieces.aclose()
+
+        return StreamingResponse(sound(), media_type="audio/wav")
 
     @app.get("/", response_class=HTMLResponse)
     async def page() -> str:
@@ -113,9 +149,22 @@ def application(
 
     @app.get("/statistics")
     async def statistics() -> dict[str, Any]:
-        return app.state.batcher.statistics()
+        return app.state.service.statistics()
 
     return app
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there; ValueError where that cannot be."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    server = socket.socket(family)
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        server.bind((host, port))
+    except OSError as error:
+        server.close()
+        raise ValueError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from None
+    return server
 
 
 def main(args: list[str] | None = None) -> None:
@@ -124,11 +173,18 @@ def main(args: list[str] | None = None) -> None:
     config = configs.parse(ServeConfig, args, configs_dir=CONFIGS, prog="serve")
     with dist.init(config.device) as world:
         world.require_alone("serve")
+        if config.triton:
+            from . import triton_server
+
+            triton_server.run(config, world.device)
+            return
+        server = listen(config.host, config.port)
         synthesizer = build(config, world.device)
         synthesizer([WARM])  # what the first request would wait for: kernels, memory
-        names = ("batch_size", "wait", "queue_size", "time_limit")
-        app = application(synthesizer, **{name: getattr(config, name) for name in names})
-        uvicorn.run(app, host=config.host, port=config.port, log_level="warning", access_log=False)
+        app = application(synthesizer, **{name: getattr(config, name) for name in SERVICE})
+        shown = f"[{config.host}]" if ":" in config.host else config.host
+        print(f"http://{shown}:{server.getsockname()[1]} speaks what one types; Ctrl-C ends it", flush=True)
+        uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run(sockets=[server])
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ What a text sounds like does not depend on the others of its batch.
 from __future__ import annotations
 
 import copy
+import threading
 import time
 import warnings
 from collections.abc import Sequence
@@ -57,6 +58,15 @@ class Speech:
         return len(self.audio) / self.sample_rate
 
 
+@dataclass(frozen=True)
+class Job:
+    """A text, or a part of one, that can be said as it is."""
+
+    text: str
+    pieces: list[Piece]
+    speed: float = 1.0
+
+
 @dataclass
 class Timing:
     """Seconds that the stages took, and seconds of sound they made."""
@@ -71,10 +81,13 @@ class Timing:
         return self.sound / max(self.acoustic + self.vocoder, 1e-9)
 
 
-def engine_of(model: FastSpeech, form: str) -> Engine:
-    """The model in a form; "auto" does without the kernels where their compiler is missing, and says so."""
+def engine_of(model: FastSpeech, form: str, batch_size: int = 8) -> Engine:
+    """The model in a form, for batches up to a size; "auto" does without the kernels where their compiler is missing,
+    and says so."""
     try:
-        return engines.build(model, form)
+        return engines.build(model, form, **({"batch": batch_size} if form == "tensorrt" else {}))
+    except ImportError as error:
+        raise ValueError(f"form {form}: {error}") from None
     except BuildError as error:
         if form != "auto":
             raise
@@ -82,12 +95,17 @@ def engine_of(model: FastSpeech, form: str) -> Engine:
         return engines.build(model, "plain")
 
 
+def _check_speed(speed: float) -> None:
+    if not SPEEDS[0] <= speed <= SPEEDS[1]:
+        raise ValueError(f"a speed lies between {SPEEDS[0]:g} and {SPEEDS[1]:g}, got {speed:g}")
+
+
 @dataclass
 class Synthesizer:
     """A voice and a vocoder that agree on spectrograms (ValueError with the differences if not), ready to speak.
 
     `form`: of the network, in `dtype`, see `cuda.engine`; "auto" is the fastest that can run here. `strict`: texts with
-    characters that cannot be said are refused.
+    characters that cannot be said are refused. Threads may share one: they take turns, a batch each.
     """
 
     voice: Found
@@ -103,8 +121,9 @@ class Synthesizer:
     def __post_init__(self) -> None:
         self.voice.mel.require_same(self.vocoder.mel)
         model = copy.deepcopy(self.voice.model).eval().requires_grad_(False).to(self.device, self.dtype)
-        self.engine = engine_of(model, self.form)
+        self.engine = engine_of(model, self.form, self.batch_size)
         self.timing = Timing()
+        self._turn = threading.Lock()  # engine and vocoder write results where the next call writes, too
 
     def plan(self, texts: Sequence[str], names: Sequence[str] | None = None) -> list[list[Piece]]:
         """The pieces of each text. One ValueError tells of all that cannot be said, by their names."""
@@ -118,25 +137,44 @@ class Synthesizer:
             raise ValueError("\n".join(faults))
         return planned
 
+    def parts(self, text: str, speed: float = 1.0, chunk: int | None = None) -> list[Job]:
+        """The pieces of a text, of at most `chunk` characters, to be said one by one; ValueError as `plan`."""
+        _check_speed(speed)
+        front_end = self.voice.front_end
+        found = pieces(front_end, text, chunk or self.chunk, self.strict, self.voice.leads)
+        return [Job(piece.text, [piece], speed) for piece in found]
+
+    def job(self, text: str, speed: float = 1.0) -> Job:
+        """A text ready to be said; ValueError as `plan`."""
+        return Job(text, [part.pieces[0] for part in self.parts(text, speed)], speed)
+
     def __call__(
         self, texts: Sequence[str], names: Sequence[str] | None = None, speed: float | Sequence[float] = 1.0
     ) -> list[Speech]:
         """Each text said, in their order; all are checked before the first is. `speed`: of all, or of each."""
         speeds = [float(speed)] * len(texts) if isinstance(speed, int | float) else [float(value) for value in speed]
-        if bad := [value for value in speeds if not SPEEDS[0] <= value <= SPEEDS[1]]:
-            raise ValueError(f"a speed lies between {SPEEDS[0]:g} and {SPEEDS[1]:g}, got {bad[0]:g}")
-        planned = self.plan(texts, names)
-        jobs = [(row, piece) for row, parts in enumerate(planned) for piece in parts]
-        order = sorted(range(len(jobs)), key=lambda job: -len(jobs[job][1].symbols))
+        for value in speeds:
+            _check_speed(value)
+        return self.say(list(map(Job, texts, self.plan(texts, names), speeds)))
+
+    def say(self, jobs: Sequence[Job]) -> list[Speech]:
+        """Each job said, in their order; their pieces go together, those of like length first."""
+        rows = [(row, piece) for row, job in enumerate(jobs) for piece in job.pieces]
+        order = sorted(range(len(rows)), key=lambda place: -len(rows[place][1].symbols))
         done: dict[int, tuple[Chunk, np.ndarray, np.ndarray]] = {}
         for first in range(0, len(order), self.batch_size):
             batch = order[first : first + self.batch_size]
-            said = self._say([jobs[job][1] for job in batch], [speeds[jobs[job][0]] for job in batch])
+            with self._turn:
+                said = self._say([rows[place][1] for place in batch], [jobs[rows[place][0]].speed for place in batch])
             done |= zip(batch, said, strict=True)
-        parts: list[list[Any]] = [[] for _ in texts]
-        for job, (row, _) in enumerate(jobs):
-            parts[row].append(done[job])
-        return [self._join(text, found) for text, found in zip(texts, parts, strict=True)]
+        parts: list[list[Any]] = [[] for _ in jobs]
+        for place, (row, _) in enumerate(rows):
+            parts[row].append(done[place])
+        return [self._join(job.text, found) for job, found in zip(jobs, parts, strict=True)]
+
+    def silence(self) -> np.ndarray:
+        """What is heard between two pieces."""
+        return np.zeros(round(self.pause * self.voice.mel.sample_rate), np.float32)
 
     @torch.no_grad()
     def _say(self, batch: list[Piece], speeds: list[float]) -> list[tuple[Chunk, np.ndarray, np.ndarray]]:
@@ -170,8 +208,7 @@ class Synthesizer:
         return results
 
     def _join(self, text: str, parts: list[tuple[Chunk, np.ndarray, np.ndarray]]) -> Speech:
-        rate = self.voice.mel.sample_rate
-        silence = np.zeros(round(self.pause * rate), np.float32)
+        rate, silence = self.voice.mel.sample_rate, self.silence()
         sound = np.concatenate([piece for part in parts for piece in (part[2], silence)][:-1])
         return Speech(text, sound, np.concatenate([part[1] for part in parts], 1), [part[0] for part in parts], rate)
 

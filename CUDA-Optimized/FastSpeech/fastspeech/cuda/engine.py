@@ -11,6 +11,7 @@ Padding changes no result, so a bucket does not either. B batch, T symbols, F fr
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -134,17 +135,22 @@ class Request:
 
 
 class KernelEngine:
-    """Kernels launched one by one on the current stream."""
+    """Kernels launched one by one on the current stream. Threads take turns, since calls share counters and graphs;
+    who reads results while others call holds `lock` until they are read."""
 
     form = "kernels"
 
     def __init__(self, model: FastSpeech, library_rows: int | None = None) -> None:
         self.network = KernelNetwork(model.eval(), library_rows)
         self.device = model.embedding.weight.device
+        self.lock = threading.RLock()
 
-    @torch.inference_mode()
     def __call__(self, text, text_lengths, durations=None, size=None, speed=1.0, emphasis=None, pauses=None):
         check(text, text_lengths, self.network.config.num_symbols, speed)
+        with self.lock, torch.inference_mode():
+            return self._speak(text, text_lengths, durations, size, speed, emphasis, pauses)
+
+    def _speak(self, text, text_lengths, durations, size, speed, emphasis, pauses) -> Prediction:
         symbols = text.shape[1]
         run = self._prepared(text, text_lengths, speed, emphasis, pauses)
         encoded = run.encoded

@@ -3,6 +3,7 @@ when first needed. B batch, T symbols, F frames."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,6 +47,7 @@ class TensorRTEngine:
             plugins.register(self.trt, self._library)
         self.runtime = self.trt.Runtime(self.trt.Logger(self.trt.Logger.WARNING))
         self.contexts: dict[tuple[str, int], Any] = {}
+        self.lock = threading.RLock()  # a context holds the addresses of one call
 
     def _library(self) -> Any:
         return torch_ops.device_library(torch.empty(0, device=self.device))[0]
@@ -128,8 +130,11 @@ class TensorRTEngine:
         found = self.run("decoder", size, {"expanded": expanded, "mel_lengths": lengths})
         return found | {"mel_lengths": lengths}
 
-    @torch.inference_mode()
     def __call__(self, text, text_lengths, durations=None, size=None, speed=1.0, emphasis=None, pauses=None):
+        with self.lock, torch.inference_mode():
+            return self._speak(text, text_lengths, durations, size, speed, emphasis, pauses)
+
+    def _speak(self, text, text_lengths, durations, size, speed, emphasis, pauses) -> Prediction:
         check(text, text_lengths, self.config.num_symbols, speed)
         if len(text) > self.batch or text.shape[1] > self.text_buckets[-1]:
             raise ValueError(
