@@ -1,6 +1,7 @@
-"""Measure operators and optimizers against their peers: `dlx run FusedOps benchmark -- --ops norm --output results`.
+"""Measure operators and optimizers against their peers: `dlx run FusedOps benchmark -- --ops norm`.
 
-Every case runs ours and each peer in turns in one process. Writes NAME.json (the record, with all rows) and NAME.png.
+Every case runs ours and each peer in turns in one process. Writes NAME.json (the record, with all rows) and NAME.png,
+to results/ of the task unless told otherwise, with a name that says the device.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import pkgutil
+import re
 import statistics
 from pathlib import Path
 from typing import Any
@@ -21,12 +23,21 @@ from dlx.record import Record
 from .harness import copy_rate, measure_case
 
 TASK = "CUDA-Optimized/FusedOps"
+RESULTS = Path(__file__).parents[1] / "results"
 
 
 def modules() -> list[str]:
     """The names of the measurements, from the modules bench_*."""
     found = (module.name for module in pkgutil.iter_modules(fusedops_benchmarks.__path__))
     return sorted(name.removeprefix("bench_") for name in found if name.startswith("bench_"))
+
+
+def file_name(device: torch.device, ops: list[str], *, quick: bool, graphs: bool) -> str:
+    """What a run's files are called: the device, what was measured where it is not all, and how."""
+    made_by = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    words = [re.sub(r"[^a-z0-9]+", "-", made_by.lower().removeprefix("nvidia ")).strip("-")]
+    words += ["benchmark"] if sorted(ops) == modules() else sorted(ops)
+    return "-".join(words + ["graphs"] * graphs + ["quick"] * quick)
 
 
 def measure(names: list[str], device: torch.device, *, quick: bool, graphs: bool) -> tuple[float, list[dict[str, Any]]]:
@@ -85,8 +96,8 @@ def main(arguments: list[str] | None = None) -> Path:
     parser.add_argument("--quick", action="store_true", help="tiny sizes and few calls: does it work?")
     parser.add_argument("--graphs", action="store_true", help="on a GPU, time replays of CUDA graphs, not launches")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--output", type=Path, default=Path("runs/fusedops_benchmark"), help="folder for the results")
-    parser.add_argument("--name", default="benchmark", help="name of the record and the picture")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the results (default: the task's)")
+    parser.add_argument("--name", help="name of the record and the picture (default: says device and operators)")
     options = parser.parse_args(arguments)
     device = torch.device(options.device)
     config = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
@@ -100,8 +111,9 @@ def main(arguments: list[str] | None = None) -> Path:
         record.metric("speedup.median", statistics.median(best.values()), "")
     record.attach("rows", rows)
     options.output.mkdir(parents=True, exist_ok=True)
-    path = record.finish().save(options.output / f"{options.name}.json")
-    plot(rows, options.output / f"{options.name}.png")
+    name = options.name or file_name(device, options.ops, quick=options.quick, graphs=options.graphs)
+    path = record.finish().save(options.output / f"{name}.json")
+    plot(rows, path.with_suffix(".png"))
     print(f"copy {rate / 1e9:,.0f} GB/s; wrote {path}")
     return path
 
