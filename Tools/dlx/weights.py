@@ -319,9 +319,9 @@ def _safe_load(path: Path) -> Any:
 
     from .tensors import refusal
 
-    multiarray = np._core.multiarray if hasattr(np, "_core") else np.core.multiarray
+    scalar = np.float64(0).__reduce__()[0]  # of multiarray, which lies elsewhere before numpy 2
     # Metadata of the kind `best_accuracy = np.float64(0.77)` is common in published checkpoints and cannot run code.
-    allowed = [multiarray.scalar, (multiarray.scalar, "numpy.core.multiarray.scalar"), np.dtype]
+    allowed = [scalar, (scalar, "numpy.core.multiarray.scalar"), (scalar, "numpy._core.multiarray.scalar"), np.dtype]
     allowed += [
         type(np.dtype(kind)) for kind in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?")
     ]
