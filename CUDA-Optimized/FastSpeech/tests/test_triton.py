@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 import pytest
@@ -59,7 +61,9 @@ def test_a_real_server_speaks(tmp_path):
         port = free.getsockname()[1]
     options = f"--checkpoint {tmp_path / 'voice.pt'} --vocoder griffin-lim --triton true --device cpu --port {port}"
     command = [sys.executable, "-m", "fastspeech.serve", *options.split()]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "HOME": str(tmp_path)})
+    home = tempfile.mkdtemp(prefix="triton-")  # sockets lie below, whose names may not be long
+    environment = {**os.environ, "PYTRITON_HOME": home}
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert any("Triton serves fastspeech" in line for line in server.stdout)
         inputs = [client.InferInput("text", [1, 1], "BYTES"), client.InferInput("speed", [1, 1], "FP32")]
@@ -71,3 +75,4 @@ def test_a_real_server_speaks(tmp_path):
     finally:
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) == 0
+        shutil.rmtree(home, ignore_errors=True)
