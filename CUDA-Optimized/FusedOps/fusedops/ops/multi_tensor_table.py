@@ -134,7 +134,7 @@ class TensorTable:
         self._spares = [spare for spare in self._spares if spare.shape == table.shape]
         if not capturing:
             while len(self._spares) <= CAPTURES:
-                self._spares.append(torch.empty(table.shape, dtype=torch.int64, pin_memory=True))
+                self._spares.append(torch.empty(table.shape, dtype=torch.int64, device="cpu", pin_memory=True))
         elif not self._spares:
             raise RuntimeError(f"run once before capturing a CUDA graph, and once after {CAPTURES} captures")
         host = self._spares.pop()
