@@ -17,7 +17,20 @@ from torch import Tensor
 
 from dlx import bench
 
-__all__ = ["Case", "backward_of", "compiled", "copy_rate", "has_liger", "measure_case", "megabytes"]
+__all__ = ["QUICK", "Case", "Timing", "backward_of", "compiled", "copy_rate", "has_liger", "measure_case", "megabytes"]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Calls per turn, turns of ours and a peer, calls before each turn that do not count; CUDA graphs or launches."""
+
+    iterations: int = 30
+    pairs: int = 7
+    warmup: int = 10
+    graphs: bool = False
+
+
+QUICK = Timing(3, 2, 2)
 
 
 @dataclass(frozen=True)
@@ -66,17 +79,17 @@ def copy_rate(device: torch.device, quick: bool) -> float:
     return 2 * count / (result.p50_ms / 1e3)
 
 
-def measure_case(case: Case, device: torch.device, rate: float, *, quick: bool, graphs: bool) -> list[dict[str, Any]]:
+def measure_case(case: Case, device: torch.device, rate: float, timing: Timing) -> list[dict[str, Any]]:
     """Rows of a case: milliseconds (median), GB/s, share of the copy rate, and how much faster ours is than each."""
     programs = {name: program for name, program in case.build().items() if program is not None}
     memory = {name: megabytes(program, device) for name, program in programs.items()} if case.memory else {}
-    if graphs and device.type == "cuda":
+    if timing.graphs and device.type == "cuda":
         programs = {name: _captured(program) for name, program in programs.items()}
-    iterations, pairs = (3, 2) if quick else (30, 7)
     print(f"{case.op} {case.direction} {case.shape} {case.dtype}", flush=True)
     measured = bench.against_peers(
-        programs, pairs=pairs, iterations=iterations, warmup=2 if quick else 10, items=1, unit="calls/s", device=device
-    )
+        programs, pairs=timing.pairs, iterations=timing.iterations, warmup=timing.warmup, items=1, unit="calls/s",
+        device=device,
+    )  # fmt: skip
     rows = []
     for entry in measured:
         milliseconds = entry["p50_ms"]

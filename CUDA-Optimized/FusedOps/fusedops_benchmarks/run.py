@@ -20,7 +20,7 @@ import fusedops_benchmarks
 from dlx.files import atomic_path
 from dlx.record import Record
 
-from .harness import copy_rate, measure_case
+from .harness import QUICK, Timing, copy_rate, measure_case
 
 TASK = "CUDA-Optimized/FusedOps"
 RESULTS = Path(__file__).parents[1] / "results"
@@ -40,15 +40,18 @@ def file_name(device: torch.device, ops: list[str], *, quick: bool, graphs: bool
     return "-".join(words + ["graphs"] * graphs + ["quick"] * quick)
 
 
-def measure(names: list[str], device: torch.device, *, quick: bool, graphs: bool) -> tuple[float, list[dict[str, Any]]]:
-    """The copy rate in bytes per second, and the rows of all cases."""
-    rate = copy_rate(device, quick)
+def measure(name: str, device: torch.device, rate: float, *, quick: bool, timing: Timing) -> list[dict[str, Any]]:
+    """The rows of an operator's cases; a case that cannot run leaves a row that says why."""
     rows = []
-    for name in names:
-        module = importlib.import_module(f".bench_{name}", fusedops_benchmarks.__name__)
-        for case in module.cases(device, quick):
-            rows += measure_case(case, device, rate, quick=quick, graphs=graphs)
-    return rate, rows
+    for case in importlib.import_module(f".bench_{name}", fusedops_benchmarks.__name__).cases(device, quick):
+        try:
+            rows += measure_case(case, device, rate, timing)
+        except RuntimeError as error:  # out of memory, a peer that does not compile
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            print(f"  cannot be measured: {reason}", flush=True)
+            where = {"op": case.op, "direction": case.direction, "shape": case.shape, "dtype": case.dtype}
+            rows.append({**where, "program": "none", "ms": None, "speedup": None, "error": reason})
+    return rows
 
 
 def best_peers(rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -94,6 +97,9 @@ def main(arguments: list[str] | None = None) -> Path:
     parser = argparse.ArgumentParser(prog="fusedops_benchmarks.run", description=__doc__.splitlines()[0])
     parser.add_argument("--ops", nargs="+", default=modules(), choices=modules(), help="which (default: all)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes and few calls: does it work?")
+    parser.add_argument("--iterations", type=int, default=Timing.iterations, help="timed calls per turn")
+    parser.add_argument("--pairs", type=int, default=Timing.pairs, help="turns of ours and each peer")
+    parser.add_argument("--warmup", type=int, default=Timing.warmup, help="calls before each turn that do not count")
     parser.add_argument("--graphs", action="store_true", help="on a GPU, time replays of CUDA graphs, not launches")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the results (default: the task's)")
@@ -102,18 +108,23 @@ def main(arguments: list[str] | None = None) -> Path:
     device = torch.device(options.device)
     config = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
     record = Record.start(task=TASK, verb="benchmark", config=config)
-    rate, rows = measure(options.ops, device, quick=options.quick, graphs=options.graphs)
+    timing = QUICK if options.quick else Timing(options.iterations, options.pairs, options.warmup, options.graphs)
+    rate = copy_rate(device, options.quick)
     record.metric("copy_rate", rate / 1e9, "GB/s")
+    options.output.mkdir(parents=True, exist_ok=True)
+    name = options.name or file_name(device, options.ops, quick=options.quick, graphs=options.graphs)
+    rows: list[dict[str, Any]] = []
+    for op in options.ops:
+        rows += measure(op, device, rate, quick=options.quick, timing=timing)
+        record.attach("rows", rows)
+        path = record.save(options.output / f"{name}.json")  # what has been measured is kept if a later one fails
     best = best_peers(rows)
     for case, ratio in best.items():
         record.metric(f"speedup.{case}", ratio, "")
     if best:
         record.metric("speedup.median", statistics.median(best.values()), "")
-    record.attach("rows", rows)
-    options.output.mkdir(parents=True, exist_ok=True)
-    name = options.name or file_name(device, options.ops, quick=options.quick, graphs=options.graphs)
-    path = record.finish().save(options.output / f"{name}.json")
-    plot(rows, path.with_suffix(".png"))
+    record.finish().save(path)
+    plot([row for row in rows if row["ms"] is not None], path.with_suffix(".png"))
     print(f"copy {rate / 1e9:,.0f} GB/s; wrote {path}")
     return path
 

@@ -34,7 +34,7 @@ def test_files_are_named_after_the_device(monkeypatch, made_by, word):
 
 def test_results_are_the_tasks_own(monkeypatch, tmp_path):
     """Without --output, wherever the command is given."""
-    monkeypatch.setattr(run, "measure", lambda *_, **__: (1e9, []))
+    monkeypatch.setattr(run, "measure", lambda *_, **__: [])
     monkeypatch.setattr(run, "plot", lambda *_: None)
     monkeypatch.chdir(tmp_path)
     folder = Path(run.__file__).parents[1] / "results"
@@ -43,6 +43,19 @@ def test_results_are_the_tasks_own(monkeypatch, tmp_path):
         assert path == folder / "of-a-test.json" and path.is_file()
     finally:
         path.unlink()
+
+
+def test_a_case_that_cannot_run_leaves_its_reason(monkeypatch, tmp_path):
+    def refuse(case, *_):
+        if case.direction == "backward":
+            raise torch.OutOfMemoryError("no room\nfor it")
+        return [{"op": case.op, "direction": case.direction, "shape": case.shape, "dtype": case.dtype,
+                 "program": "fusedops", "ms": 1.0, "speedup": None}]  # fmt: skip
+
+    monkeypatch.setattr(run, "measure_case", refuse)
+    run.main(["--quick", "--device", "cpu", "--ops", "glu", "--output", str(tmp_path), "--name", "x"])
+    rows = json.loads((tmp_path / "x.json").read_text())["attachments"]["rows"]
+    assert {row["direction"]: row.get("error") for row in rows} == {"forward": None, "backward": "no room"}
 
 
 def test_larcs_peer_does_the_same():
