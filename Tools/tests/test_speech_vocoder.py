@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from torch.nn import functional as F  # noqa: E402
 
 from dlx import weights  # noqa: E402
-from dlx.speech import vocoder  # noqa: E402
+from dlx.speech import fast_vocoder, vocoder  # noqa: E402
 from dlx.speech.mel import MelConfig, MelSpectrogram  # noqa: E402
 from dlx.speech.vocoder import GriffinLim, HifiGan, HifiGanConfig  # noqa: E402
 
@@ -149,6 +149,25 @@ def test_half_precision():
     found = model.bfloat16()(mel, torch.tensor([20, 7]))
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, small()(mel, torch.tensor([20, 7])), atol=0.1, rtol=0)
+
+
+def test_every_step_of_the_ladder_says_the_same():
+    model = small().eval()
+    mel, lengths = torch.randn(2, 10, 9), torch.tensor([9, 4])
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    steps = fast_vocoder.ladder(model, torch.float64)
+    with torch.no_grad():
+        expected, padded = model(mel), model(mel, lengths)
+        found = {name: step(mel) for name, step in steps.items() if not isinstance(step, str)}
+        assert list(found) == ["weight norm, fp32", "folded", "+ float64", "+ channels last"]
+        for audio in found.values():
+            torch.testing.assert_close(audio, expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(steps["+ channels last"](mel, lengths), padded, atol=1e-5, rtol=0)
+    assert (padded[1, 32:] == 0).all() and (padded[0, 32:] != 0).any()
+    assert any("original0" in name for name in steps["weight norm, fp32"].state_dict())
+    assert steps["+ channels last"].conv_pre.weight.is_contiguous(memory_format=torch.channels_last)
+    assert "CUDA device" in steps["+ CUDA graph"] and "CUDA device" in steps["fused kernels + CUDA graph"]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
 def test_griffin_lim_has_the_same_interface():

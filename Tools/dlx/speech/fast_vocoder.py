@@ -2,14 +2,19 @@
 
 What comes between convolutions in `vocoder.HifiGan` (leaky ReLU, bias, the way around a pair, the mean of the blocks)
 is done while a result is still in registers, and batches are masked where they are read. On a GPU shapes that come
-again are replayed as CUDA graphs. B batch, M mels, F frames, C channels, P positions.
+again are replayed as CUDA graphs. `ladder` has what each step on the way there is worth.
+B batch, M mels, F frames, C channels, P positions.
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 
 from dlx.inference import Replayed
 from dlx.kernels import DTYPES, has_kernels
@@ -97,3 +102,70 @@ def optimize(vocoder: Vocoder, dtype: torch.dtype = torch.float32) -> Vocoder:
         return FastHifiGan(vocoder)
     except ValueError:  # no GPU, another type, or kernels of another shape
         return vocoder
+
+
+class ChannelsLastHifiGan(HifiGan):
+    """A `HifiGan` whose sound is a picture of one row with its channels last in memory, as tensor cores read them."""
+
+    def __init__(self, model: HifiGan) -> None:
+        super().__init__(model.config, model.mel)
+        weight = model.conv_pre.weight
+        self.to(weight.device, weight.dtype).load_state_dict(model.state_dict())
+        for parent in list(self.modules()):
+            for name, child in list(parent.named_children()):
+                if isinstance(child, nn.Conv1d | nn.ConvTranspose1d):
+                    setattr(parent, name, _of_two_dimensions(child))
+        self.eval().requires_grad_(False)
+
+    def _sound(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        x = x[:, :, None].contiguous(memory_format=torch.channels_last)
+        return super()._sound(x, None if mask is None else mask[:, :, None])
+
+
+def _of_two_dimensions(layer: nn.Conv1d | nn.ConvTranspose1d) -> nn.Module:
+    kind = nn.Conv2d if isinstance(layer, nn.Conv1d) else nn.ConvTranspose2d
+    sizes = {
+        name: (low, *getattr(layer, name))
+        for name, low in (("kernel_size", 1), ("stride", 1), ("padding", 0), ("dilation", 1))
+    }
+    weight = layer.weight.detach()[:, :, None]
+    wide = kind(layer.in_channels, layer.out_channels, **sizes, device=weight.device, dtype=weight.dtype)
+    with torch.no_grad():
+        wide.weight.copy_(weight)
+        wide.bias.copy_(layer.bias)
+    return wide.to(memory_format=torch.channels_last)
+
+
+def _with_weight_norm(model: HifiGan) -> HifiGan:
+    """As it is trained: magnitude and direction of each kernel, multiplied anew in every call."""
+    model = copy.deepcopy(model)
+    for module in list(model.modules()):
+        if isinstance(module, nn.Conv1d | nn.ConvTranspose1d):
+            parametrizations.weight_norm(module)
+    return model.eval().requires_grad_(False)
+
+
+def ladder(model: HifiGan, dtype: torch.dtype = torch.bfloat16) -> dict[str, Callable[[Tensor], Tensor] | str]:
+    """The steps from a published vocoder to `optimize`'s, each with those before it: (B, M, F) -> (B, F * hop_length),
+    all frames counting. In place of one that cannot be here stands the reason. ``model`` is float32 and stays as it is.
+    """
+    model = copy.deepcopy(model).float().eval().requires_grad_(False)
+    half = copy.deepcopy(model).to(dtype)
+    channels_last = ChannelsLastHifiGan(half)
+    steps: dict[str, Callable[[Tensor], Tensor] | str] = {
+        "weight norm, fp32": _with_weight_norm(model),
+        "folded": model,
+        f"+ {str(dtype).removeprefix('torch.')}": half,
+        "+ channels last": channels_last,
+    }
+    if half.conv_pre.weight.is_cuda:
+        steps["+ CUDA graph"] = Replayed(channels_last)
+    else:
+        steps["+ CUDA graph"] = "graphs need a CUDA device"
+    try:
+        fused = FastHifiGan(half)
+    except ValueError as error:
+        return steps | {"fused kernels": str(error), "fused kernels + CUDA graph": str(error)}
+    launched = FastHifiGan(half)
+    launched.replayed = launched._rows
+    return steps | {"fused kernels": launched, "fused kernels + CUDA graph": fused}

@@ -111,15 +111,19 @@ class HifiGan(nn.Module):
         if lengths is not None and bool((lengths != mel.shape[2]).any()):
             steps = torch.arange(mel.shape[2], device=mel.device)
             mask = (steps < lengths.to(mel.device)[:, None])[:, None].to(self.conv_pre.weight.dtype)
+        return self._sound(x, mask)
+
+    def _sound(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, M, F) and a mask (B, 1, F), or both with dimensions of 1 between, to float32 (B, F * hop_length)."""
         x = self.conv_pre(_masked(x, mask))
         blocks = len(self.config.resblock_kernels)
         for stage, (up, rate) in enumerate(zip(self.ups, self.config.upsample_rates, strict=True)):
             x = up(_masked(F.leaky_relu(x, SLOPE), mask))
-            mask = None if mask is None else mask.repeat_interleave(rate, 2)
+            mask = None if mask is None else mask.repeat_interleave(rate, -1)
             several = [block(x, mask) for block in self.resblocks[stage * blocks : (stage + 1) * blocks]]
             x = sum(several[1:], several[0]) / blocks
         audio = torch.tanh(self.conv_post(_masked(F.leaky_relu(x), mask)))
-        return _masked(audio, mask)[:, 0].float()
+        return _masked(audio, mask).flatten(1).float()
 
 
 class GriffinLim(nn.Module):
