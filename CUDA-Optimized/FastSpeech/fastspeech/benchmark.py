@@ -4,7 +4,9 @@
     ./dlx bench FastSpeech -- --mode throughput --batch_sizes "[32]" --peers "[plain, compiled]"
     ./dlx bench FastSpeech -- --mode stages --batch_sizes "[1, 32]"
     ./dlx bench FastSpeech -- --mode pipeline --peers "[plain]"
-    ./dlx bench FastSpeech -- --mode training --batch_sizes "[32]" --peers "[plain]"
+    ./dlx bench FastSpeech -- --mode vocoder
+    ./dlx bench FastSpeech -- --mode serving --batch_sizes "[1, 4, 16, 64]" --iterations 20
+    ./dlx bench FastSpeech -- --mode training --batch_sizes "[32]" --peers "[graph_compiled, compiled, plain]"
 
 Weights are fresh: speed does not depend on them. Every symbol is made to last so long that each program makes the same
 number of frames. Each program's spectrogram is compared with the float32 one in the same run; a form that cannot run
@@ -33,24 +35,25 @@ from . import registry
 from .cuda import engine as engines
 from .model import FastSpeech
 from .options import CONFIGS, TASK
+from .serving_benchmark import measure_serving
 from .stages import measure_stages
 
-PEERS = ("plain", "compiled")
+PEERS = ("plain", "compiled", "graph_compiled")
 
 
 @dataclass
 class BenchmarkConfig:
     """Speed of inference and training. Everything is measured in this process, peers in turns with ours."""
 
-    mode: Literal["latency", "throughput", "stages", "pipeline", "training"] = configs.field(
+    mode: Literal["latency", "throughput", "stages", "pipeline", "vocoder", "serving", "training"] = configs.field(
         "latency", help="what is timed"
     )
     arch: str = configs.field("fastspeech", help=f"one of {', '.join(registry.ARCHITECTURES)}")
-    batch_sizes: list[int] = configs.field([1], help="items per call", ge=1)
+    batch_sizes: list[int] = configs.field([1], help="items per call; of serving, callers at once", ge=1)
     text_length: int = configs.field(128, help="symbols of an item", ge=1)
     frames: int = configs.field(800, help="of an item's spectrogram", ge=1)
     forms: list[str] = configs.field([], help=f"the first is ours: {', '.join(engines.FORMS)}; none: the best there is")
-    peers: list[str] = configs.field([], help=f"measured side by side: {', '.join(PEERS)}")
+    peers: list[str] = configs.field([], help=f"measured side by side: {', '.join(PEERS)} (the last in training)")
     library_rows: int | None = configs.field(
         None, help="positions of a batch from which on convolutions are cuDNN's; null: never"
     )
@@ -69,6 +72,8 @@ class BenchmarkConfig:
             unknown = [name for name in given if name not in known]
             if unknown:
                 raise ValueError(f"unknown {what} {unknown[0]!r}; known: {', '.join(known)}")
+        if "graph_compiled" in self.peers and self.mode != "training":
+            raise ValueError(f"peer graph_compiled is one of training, not of {self.mode}")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -205,6 +210,34 @@ def measure_pipeline(config: BenchmarkConfig, batch: int, device: torch.device) 
     return rows + skipped
 
 
+def measure_vocoder(config: BenchmarkConfig, batch: int, device: torch.device) -> list[dict[str, Any]]:
+    """Spectrograms to sound by HiFi-GAN, a step of `fast_vocoder.ladder` a row; "ours" is the last there is."""
+    torch.manual_seed(config.seed)
+    simple = HifiGan().to(device)
+    mel = torch.randn(batch, simple.config.num_mels, config.frames, device=device) - 5
+    steps = fast_vocoder.ladder(simple, config.dtype)
+    skipped = [{"program": name, "skipped": step} for name, step in steps.items() if isinstance(step, str)]
+    programs: Programs = {}
+    with torch.inference_mode():
+        exact = steps["folded"](mel)
+        checks = {}
+        for name, step in reversed(steps.items()):
+            if isinstance(step, str):
+                continue
+
+            @torch.inference_mode()
+            def sound(step: Any = step) -> Tensor:
+                return step(mel)
+
+            programs[name] = sound
+            checks[name] = gap(sound(), exact)
+    rows = timed(config, programs, batch, device, "latency", simple.mel.hop_length)
+    seconds = batch * config.frames * simple.mel.hop_length / simple.mel.sample_rate
+    for row in rows:
+        row |= checks[row["program"]] | {"real_time_factor": seconds / (row["p50_ms"] / 1e3), "audio_seconds": seconds}
+    return rows[::-1] + skipped
+
+
 def measure_training(config: BenchmarkConfig, batch: int, device: torch.device) -> list[dict[str, Any]]:
     """Mel frames per second of whole training steps; "plain" is autocast and Adam, not captured, not fused."""
     from .training_benchmark import training_step
@@ -218,6 +251,8 @@ MEASURES = {
     "throughput": measure_speaking,
     "stages": measure_stages,
     "pipeline": measure_pipeline,
+    "vocoder": measure_vocoder,
+    "serving": measure_serving,
     "training": measure_training,
 }
 

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from fastspeech import benchmark, registry
+from dlx.speech.vocoder import HifiGan, HifiGanConfig
+from fastspeech import benchmark, registry, serving_benchmark
 from fastspeech.model import FastSpeechConfig
 from fastspeech.registry import Architecture
 
@@ -61,6 +62,30 @@ def test_pipeline(tmp_path):
     assert row["program"] == "plain" and row["items"] == 23 * 256 and row["real_time_factor"] > 0
 
 
+def test_vocoder(tmp_path):
+    rows = rows_of(tmp_path, "--mode", "vocoder", "--precision", "bf16", "--frames", "5")
+    steps = ["weight norm, fp32", "folded", "+ bfloat16", "+ channels last"]
+    assert [row["program"] for row in rows if "skipped" not in row] == steps
+    assert [row["program"] for row in rows[4:]] == ["+ CUDA graph", "fused kernels", "fused kernels + CUDA graph"]
+    for row in rows[:4]:
+        assert row["items"] == 5 * 256 and row["largest_difference"] <= (0.1 if "+" in row["program"] else 1e-4)
+        assert row["ours_over_this"] > 0 and row["real_time_factor"] > 0
+    assert all("CUDA device" in row["skipped"] for row in rows[4:])
+
+
+def test_serving(tmp_path, monkeypatch):
+    monkeypatch.setattr(serving_benchmark, "HifiGan", lambda: HifiGan(HifiGanConfig(channels=16)))
+    words = ["--mode", "serving", "--batch_sizes", "[1, 3]", "--frames", "9"]
+    rows = rows_of(tmp_path, *words)
+    assert [(row["callers"], row["program"]) for row in rows] == [
+        (callers, program) for callers in (1, 3) for program in ("whole", "stream")
+    ]
+    for row in rows:
+        assert row["requests"] == 2 * row["callers"] and row["audio_seconds_per_second"] > 0
+        assert 0 < row["first_sound_p50_ms"] <= row["latency_p50_ms"] <= row["latency_p99_ms"]
+        assert 1 <= row["mean_batch"] <= row["callers"] and row["form"] == "plain"
+
+
 def test_training(tmp_path):
     rows = rows_of(tmp_path, "--mode", "training", "--batch_sizes", "[2]", "--peers", "[plain]")
     assert [row["program"] for row in rows] == ["ours", "plain"]
@@ -72,5 +97,7 @@ def test_refusals():
         benchmark.BenchmarkConfig(peers=["apex"])
     with pytest.raises(ValueError, match="unknown form 'fast'"):
         benchmark.BenchmarkConfig(forms=["fast"])
+    with pytest.raises(ValueError, match="one of training, not of latency"):
+        benchmark.BenchmarkConfig(peers=["graph_compiled"])
     with pytest.raises(ValueError, match="less than iterations"):
         benchmark.BenchmarkConfig(warmup=9, iterations=9)
