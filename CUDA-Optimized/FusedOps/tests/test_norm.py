@@ -196,6 +196,31 @@ def test_a_weight_of_zero_is_an_error_not_a_guess(device, triton_backend):
     assert x.grad[:, 3].isnan().all()
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered", "ignore:divide by zero")
+@pytest.mark.parametrize("rms", [False, True], ids=["layer", "rms"])
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("types", [(F32, F32), (B16, F32)])
+def test_a_weight_of_zero_spoils_its_column_alone(device, triton_backend, monkeypatch, rms, wide, types):
+    """From the output, whose 16-bit form need not be the bias exactly; the others as if the input had been kept."""
+    from fusedops.ops import norm_kernels
+
+    if wide:
+        monkeypatch.setattr(norm_kernels, "BACKWARD", ())
+        monkeypatch.setattr(norm_kernels, "WIDE_BACKWARD", (2, 16, 4, 1))
+    inputs = leaves(device, (3, 33), types, rms)
+    with torch.no_grad():
+        inputs[2][5] = 0
+    dy = torch.randn(3, 33, device=device)
+    (y,), expected = run(rms, inputs, 33, dy, None, False)
+    (same,), found = run(rms, inputs, 33, dy, None, False, memory_efficient=True)
+    assert torch.equal(y, same)
+    others = [column for column in range(33) if column != 5]
+    tolerance = 1e-5 if types[0] == F32 else 3e-2
+    for mine, its, name in zip(found, expected, ("x", "weight", "bias"), strict=False):
+        torch.testing.assert_close(mine[..., others], its[..., others], rtol=tolerance, atol=tolerance)
+        assert torch.isnan(mine[..., 5]).all() == (name != "bias")
+
+
 @pytest.mark.parametrize("rms", [False, True], ids=["layer", "rms"])
 def test_modules_hold_torchs_parameters(device, backend, rms):
     ours, theirs = (nn.RMSNorm, torch.nn.RMSNorm) if rms else (nn.LayerNorm, torch.nn.LayerNorm)

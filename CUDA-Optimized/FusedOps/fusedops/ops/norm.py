@@ -35,8 +35,9 @@ def layer_norm(
     """(x - mean) / sqrt(var + eps) * weight + bias over the last dimensions, which are `normalized_shape`.
 
     `out_dtype` is the input's unless given. `zero_centred` takes weight + 1 for weight. `memory_efficient` keeps the
-    output for the backward pass instead of the input and recovers the normalised input from it: no weight may be 0
-    then (its columns' gradients would be NaN), and very small ones cost accuracy. ValueError for shapes that differ.
+    output for the backward pass instead of the input and recovers the normalised input from it, which the plain form
+    does without: a weight of 0 makes the gradients of its column NaN in the kernels, and very small ones cost accuracy.
+    ValueError for shapes that differ.
     """
     return _norm(x, None, normalized_shape, weight, bias, eps, False, memory_efficient, zero_centred, out_dtype)[0]
 

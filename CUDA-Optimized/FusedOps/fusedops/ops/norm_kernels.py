@@ -149,9 +149,10 @@ def _forward_wide_kernel(
 
 @triton.jit
 def _normalised(value, bias, weight, mean, rstd, FROM_OUTPUT: tl.constexpr, RMS: tl.constexpr):
-    """The normalised input, from the input, or from the output by the inverse of the affine map (0 / 0 is NaN)."""
+    """The normalised input, from the input, or from the output by the inverse of the affine map (NaN for a weight of
+    0)."""
     if FROM_OUTPUT:
-        normal = (value - bias) / weight
+        normal = tl.where(weight == 0.0, float("nan"), (value - bias) / weight)
     elif RMS:
         normal = value * rstd
     else:
@@ -219,7 +220,10 @@ def _backward_kernel(
         if DBIAS:
             dbias += dy
         dy = dy * weight[None, :]
-        dx = dy - normal * (tl.sum(dy * normal, 1) / width)[:, None]
+        along = dy * normal
+        if FROM_OUTPUT:  # what a weight of 0 hides counts for nothing in the sum
+            along = tl.where((weight == 0.0)[None, :], 0.0, along)
+        dx = dy - normal * (tl.sum(along, 1) / width)[:, None]
         if not RMS:
             dx -= (tl.sum(dy, 1) / width)[:, None]
         dx *= rstd
@@ -271,7 +275,10 @@ def _backward_wide_kernel(
                 normal = tl.where(mask, normal, 0.0)
                 scaled = dy * weight[None, :]
                 if second_pass == 0:
-                    along += tl.sum(scaled * normal, 1)
+                    product = scaled * normal
+                    if FROM_OUTPUT:  # what a weight of 0 hides counts for nothing in the sum
+                        product = tl.where((weight == 0.0)[None, :], 0.0, product)
+                    along += tl.sum(product, 1)
                     level += tl.sum(scaled, 1)
                 else:
                     dx = scaled - normal * (along / width)[:, None]
