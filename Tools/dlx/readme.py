@@ -6,7 +6,7 @@
 
 `file` is relative to the README. `rows` is a dotted path to a list of objects (empty: the file itself is the list); a
 column is `Heading:dotted.key|format` with Python's format rules, and columns are separated by a comma and a space. A key
-that not every row has ends in `?`.
+that not every row has ends in `?`, and so does a file that is not there before something has been measured.
 Markers inside code (fenced or in backticks) are left alone.
 """  # noqa: E501
 
@@ -29,6 +29,7 @@ PIECES = re.compile(
     r"|(?P<stray><!-- dlx:(?:table|value|tasks)\b[^\n]*)",
     re.DOTALL | re.MULTILINE,
 )
+MISSING = "not measured yet"
 OPTIONS = {"table": {"file", "rows", "columns"}, "value": {"file", "key", "format"}, "tasks": set()}
 
 
@@ -71,7 +72,11 @@ def render(text: str, path: Path, tasks: list[Task]) -> str:
         if not match["kind"]:
             return match[0]
         options = _options(match["kind"], match["options"], path)
-        if match["kind"] == "value":
+        name = options.get("file", "")
+        options["file"] = name.removesuffix("?")
+        if name.endswith("?") and not (path.parent / options["file"]).exists():
+            content = MISSING if match["kind"] == "value" else f"\n{MISSING.capitalize()}.\n"
+        elif match["kind"] == "value":
             data, file = _load(path, options["file"])
             content = _format(_look_up(data, options["key"], file), options.get("format", ""), file, options["key"])
         elif match["kind"] == "table":

@@ -54,6 +54,18 @@ def test_a_key_that_not_every_row_has(path):
         render(marker.format(key="ration?"), path, [])
 
 
+def test_a_record_that_is_to_come(path):
+    table = TABLE.replace("x.json", "later.json?") + "old<!-- /dlx -->"
+    value = '<!-- dlx:value file="results/later.json?" key="ratio" -->3<!-- /dlx -->'
+    assert render(table, path, []) == table.replace("old", "\nNot measured yet.\n")
+    assert render(value, path, []) == value.replace(">3<", ">not measured yet<")
+    (path.parent / "results" / "later.json").write_text(json.dumps(RECORD | {"ratio": 2}))
+    assert "| peer | 5,519 | 1.00 | compiled |" in render(table, path, [])
+    assert render(value, path, []) == value.replace(">3<", ">2<")
+    with pytest.raises(ReadmeError, match=r"later\.json: no key 'ration'"):
+        render(value.replace('"ratio"', '"ration"'), path, [])
+
+
 def test_values_in_a_line(path):
     value = '<!-- dlx:value file="results/x.json" key="metrics.val.top1.value" format=".2%" -->'
     index = '<!-- dlx:value file="results/x.json" key="comparison.1.name" -->'
