@@ -36,7 +36,7 @@ from .cuda import engine as engines
 from .model import FastSpeech
 from .options import CONFIGS, TASK
 from .serving_benchmark import measure_serving
-from .stages import measure_stages
+from .stages import measure_stages, roofline
 
 PEERS = ("plain", "compiled", "graph_compiled")
 
@@ -270,6 +270,8 @@ def main(args: list[str] | None = None) -> dict[str, Any]:
             found = MEASURES[config.mode](config, batch, world.device)
             rows += [{"arch": config.arch, "batch_size": batch} | row for row in found]
         record.attach("rows", rows)
+        if config.mode == "stages":
+            record.attach("roofline", roofline(rows))
         record.finish()
         path = Path(config.output)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,6 @@ from .registry import ARCHITECTURES
 if TYPE_CHECKING:
     from .benchmark import BenchmarkConfig
 
-BYTES_PER_SECOND, FLOPS_PER_SECOND = 4.24e12, 709e12  # measured ceilings of an H200: a copy, a bf16 product
 REPEATS = 20  # calls in one graph, so that launching costs nothing
 
 
@@ -34,6 +33,29 @@ class Operation:
     arguments: tuple[Any, ...]
     flops: float
     bytes: float
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What a device can do at best, as measured beside the kernels: a copy, read and write, and a matrix product."""
+
+    bytes_per_second: float
+    flops_per_second: float
+
+    @staticmethod
+    def measure(device: torch.device, dtype: torch.dtype) -> Ceilings:
+        large = device.type == "cuda"
+        source = torch.ones((1 << 30 if large else 1 << 25) // dtype.itemsize, dtype=dtype, device=device)
+        target, size = torch.empty_like(source), 8192 if large else 512
+        square = torch.ones(size, size, dtype=dtype, device=device) / size
+        product = torch.empty_like(square)
+        moved, computed = 2.0 * source.numel() * dtype.itemsize, 2.0 * size**3
+        calls = ((lambda: target.copy_(source), moved), (lambda: torch.mm(square, square, out=product), computed))
+        best = [
+            bench.measure(call, items=work, unit="/s", device=device, warmup=3, iterations=20).p50_ms
+            for call, work in calls
+        ]
+        return Ceilings(*(1e3 * work / milliseconds for milliseconds, (_, work) in zip(best, calls, strict=True)))
 
 
 def operations(
@@ -119,6 +141,7 @@ def repeated(call: Callable[[], Any], device: torch.device) -> tuple[Callable[[]
 def measure_stages(config: BenchmarkConfig, batch: int, device: torch.device) -> list[dict[str, Any]]:
     """A row a kernel and, of products with several ways to be launched, a row a way; each beside its plain form."""
     sizes = ARCHITECTURES[config.arch].config
+    ceilings = Ceilings.measure(device, config.dtype)
     rows: list[dict[str, Any]] = []
     for operation in operations(sizes, batch, config.text_length, config.frames, config.dtype, device):
         own, plain = getattr(torch_ops, operation.operator), getattr(reference, operation.operator)
@@ -128,8 +151,25 @@ def measure_stages(config: BenchmarkConfig, batch: int, device: torch.device) ->
             calls |= _tiles(operation, device)
         calls["plain"] = lambda plain=plain, given=operation.arguments: plain(*given)
         for name, call in calls.items():
-            rows.append(_row(config, operation, name, call, batch, device))
+            rows.append(_row(config, operation, name, call, batch, device, ceilings))
     return rows
+
+
+def roofline(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of `measure_stages`' rows one a stage: its kernel, or the plain form where no kernel ran, its share of what the
+    ceilings allow, which of them is the nearer one, and how much longer the plain form takes."""
+    found: dict[tuple[int, str], dict[str, Any]] = {}
+    for row in rows:
+        key = (row["batch"], row["stage"])
+        if key not in found:  # the kernel comes first, the plain form last
+            names = ("stage", "batch", "program", "per_call", "microseconds", "floor_microseconds", "of_floor", "bound")
+            found[key] = {name: row[name] for name in (*names, "gigabytes_per_second", "teraflops")}
+        if row["program"] == "plain":
+            found[key] |= {
+                "plain_microseconds": row["microseconds"],
+                "plain_over_this": row["microseconds"] / found[key]["microseconds"],
+            }
+    return list(found.values())
 
 
 def _tiles(operation: Operation, device: torch.device) -> dict[str, Callable[[], Any]]:
@@ -154,6 +194,7 @@ def _row(
     call: Callable[[], Any],
     batch: int,
     device: torch.device,
+    ceilings: Ceilings,
 ) -> dict[str, Any]:
     with torch.inference_mode():
         many, times = repeated(call, device)
@@ -162,7 +203,8 @@ def _row(
             batch=batch, precision=config.precision, mode="throughput",
         )  # fmt: skip
     seconds = 1 / measured.throughput
-    floor = max(operation.bytes / BYTES_PER_SECOND, operation.flops / FLOPS_PER_SECOND)
+    moving, computing = operation.bytes / ceilings.bytes_per_second, operation.flops / ceilings.flops_per_second
+    floor = max(moving, computing)
     print(f"{batch:>6}  {operation.name:34s} {program:12s} {seconds * 1e6:10.2f} us", flush=True)
     return {
         "stage": operation.name,
@@ -173,5 +215,8 @@ def _row(
         "teraflops": operation.flops / seconds / 1e12,
         "floor_microseconds": floor * 1e6,
         "of_floor": floor / seconds,
+        "bound": "bytes" if moving >= computing else "operations",
+        "ceiling_gigabytes_per_second": ceilings.bytes_per_second / 1e9,
+        "ceiling_teraflops": ceilings.flops_per_second / 1e12,
         **measured.to_json(),
     }

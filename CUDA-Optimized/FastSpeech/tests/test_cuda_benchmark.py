@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dlx.speech.vocoder import HifiGan, HifiGanConfig
-from fastspeech import benchmark, registry, serving_benchmark
+from fastspeech import benchmark, registry, serving_benchmark, stages
 from fastspeech.model import FastSpeechConfig
 from fastspeech.registry import Architecture
 
@@ -52,6 +52,17 @@ def test_stages(tmp_path):
         assert row["floor_microseconds"] > 0 and row["of_floor"] == pytest.approx(
             row["floor_microseconds"] / row["microseconds"]
         )
+        assert row["floor_microseconds"] == pytest.approx(
+            max(
+                row["gigabytes_per_second"] * row["microseconds"] / row["ceiling_gigabytes_per_second"],
+                row["teraflops"] * row["microseconds"] / row["ceiling_teraflops"],
+            )
+        )
+    summary = stages.roofline(
+        [row | {"program": "kernel", "microseconds": row["microseconds"] / 2} for row in rows] + rows
+    )
+    assert [row["stage"] for row in summary] == [row["stage"] for row in rows]
+    assert all(row["program"] == "kernel" and row["plain_over_this"] == pytest.approx(2) for row in summary)
     first = next(row for row in rows if row["stage"] == "mel first convolution + relu")
     flops = first["teraflops"] * 1e12 * first["microseconds"] * 1e-6
     assert flops == pytest.approx(2 * 23 * 64 * 48 * 3)
