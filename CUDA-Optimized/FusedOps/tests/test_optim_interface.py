@@ -53,3 +53,26 @@ def test_hooks_run_once(device, make):
     optimizer.register_step_post_hook(lambda *_: ran.append("after"))
     optimizer.step()
     assert ran == ["before", "after"]
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS)
+@pytest.mark.parametrize("master", ["fp32", "remainder", "stochastic", "none"])
+def test_parameters_set_from_outside(backend, device, make, master):
+    """They are where the next step starts; masters of the others keep their bits."""
+    mine = [torch.nn.Parameter(p.detach().bfloat16()) for p in parameters(device)]
+    optimizer = make(mine, lr=1e-3, weight_decay=0.0, master_weights=master)
+    for p in mine:
+        p.grad = torch.full_like(p, 0.01)
+    optimizer.step()
+    kept = mine[0].detach().clone()
+    masters = [optimizer.state[p].get("master", torch.zeros(())).clone() for p in mine]
+    with torch.no_grad():
+        mine[1][:2] = 3.0
+    optimizer.follow_parameters()
+    exact = backend == "plain" or device.type == "cuda"  # the interpreter cuts off where the hardware rounds
+    if master == "fp32" and exact:
+        assert torch.equal(optimizer.state[mine[0]]["master"], masters[0])
+        assert torch.equal(optimizer.state[mine[1]]["master"][2], masters[1][2]), "not rounded anew"
+    optimizer.param_groups[0]["lr"] = 0.0
+    optimizer.step()
+    assert (mine[1][:2] == 3.0).all() and torch.equal(mine[0], kept)

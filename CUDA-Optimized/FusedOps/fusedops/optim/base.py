@@ -348,6 +348,18 @@ class FusedOptimizer(Optimizer):
 
     # -- checkpoints
 
+    @torch.no_grad()
+    def follow_parameters(self) -> None:
+        """After parameters were set from outside: float32 masters that do not round to theirs become them.
+
+        A later step would write the masters over such parameters. In place; waits for the device.
+        """
+        for parameter, state in self.state.items():
+            master = state.get("master")
+            if master is not None and not torch.equal(master.to(parameter.dtype), parameter):
+                rounded = master.to(parameter.dtype) == parameter
+                master.copy_(torch.where(rounded, master, parameter.to(master.dtype)))
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of this optimizer or of torch's namesake.
 
