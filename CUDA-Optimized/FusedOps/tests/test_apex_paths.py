@@ -142,3 +142,21 @@ def test_permutations():
     expected = model(x)
     assert library.Permutation.permute_model(model) is model
     torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["FusedLayerNorm", "FusedRMSNorm", "MixedFusedLayerNorm", "MixedFusedRMSNorm"])
+@pytest.mark.parametrize("affine", [True, False])
+def test_norms_are_cast_under_autocast(device, name, affine):
+    """As in Apex; those of fusedops keep their input's type."""
+    if name.startswith("Mixed") and not affine:
+        return
+    options = {} if affine else {"elementwise_affine": False}
+    module = getattr(load("apex.normalization"), name)(8, **options).to(device)
+    x = randn(4, 8, device=device).requires_grad_()
+    expected = module(x)
+    with torch.autocast(device.type, torch.bfloat16):
+        y = module(x)
+    assert (expected.dtype, y.dtype) == (torch.float32, torch.bfloat16)
+    torch.testing.assert_close(y.float(), expected, rtol=2e-2, atol=2e-2)
+    y.sum().backward()
+    assert x.grad.dtype == torch.float32

@@ -1,4 +1,6 @@
-"""Apex's layer and RMS norms. The functions' default eps is 1e-6, that of the modules 1e-5, as there."""
+"""Apex's layer and RMS norms. The functions' default eps is 1e-6, that of the modules 1e-5, as there; under autocast
+all arguments are cast to its type, as there, too.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from fusedops import nn, ops
+from fusedops.ops.autocast import cast_for_product
 
 Shape = int | Sequence[int]
 
@@ -24,6 +27,10 @@ class FusedLayerNorm(nn.LayerNorm):
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, memory_efficient=memory_efficient)
 
+    def forward(self, input: Tensor) -> Tensor:
+        input, weight, bias = cast_for_product(input, self.weight, self.bias)
+        return ops.layer_norm(input, self.normalized_shape, weight, bias, self.eps, **self._arguments())
+
 
 class FusedRMSNorm(nn.RMSNorm):
     """Output in the dtype of the input."""
@@ -36,6 +43,10 @@ class FusedRMSNorm(nn.RMSNorm):
         memory_efficient: bool = False,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, memory_efficient=memory_efficient)
+
+    def forward(self, input: Tensor) -> Tensor:
+        input, weight = cast_for_product(input, self.weight)
+        return ops.rms_norm(input, self.normalized_shape, weight, self.eps, **self._arguments())
 
 
 class MixedFusedLayerNorm(FusedLayerNorm):
@@ -83,12 +94,14 @@ def fused_layer_norm_affine(
     eps: float = 1e-6,
     memory_efficient: bool = False,
 ) -> Tensor:
+    input, weight, bias = cast_for_product(input, weight, bias)
     return ops.layer_norm(input, normalized_shape, weight, bias, eps, memory_efficient=memory_efficient)
 
 
 def fused_layer_norm(
     input: Tensor, normalized_shape: Shape, eps: float = 1e-6, memory_efficient: bool = False
 ) -> Tensor:
+    (input,) = cast_for_product(input)
     return ops.layer_norm(input, normalized_shape, None, None, eps, memory_efficient=memory_efficient)
 
 
@@ -100,6 +113,7 @@ def mixed_dtype_fused_layer_norm_affine(
     eps: float = 1e-6,
     memory_efficient: bool = False,
 ) -> Tensor:
+    input, weight, bias = cast_for_product(input, weight, bias)
     return ops.layer_norm(
         input, normalized_shape, weight, bias, eps, memory_efficient=memory_efficient, out_dtype=weight.dtype
     )
@@ -108,16 +122,19 @@ def mixed_dtype_fused_layer_norm_affine(
 def fused_rms_norm_affine(
     input: Tensor, weight: Tensor, normalized_shape: Shape, eps: float = 1e-6, memory_efficient: bool = False
 ) -> Tensor:
+    input, weight = cast_for_product(input, weight)
     return ops.rms_norm(input, normalized_shape, weight, eps, memory_efficient=memory_efficient)
 
 
 def fused_rms_norm(input: Tensor, normalized_shape: Shape, eps: float = 1e-6, memory_efficient: bool = False) -> Tensor:
+    (input,) = cast_for_product(input)
     return ops.rms_norm(input, normalized_shape, None, eps, memory_efficient=memory_efficient)
 
 
 def mixed_dtype_fused_rms_norm_affine(
     input: Tensor, weight: Tensor, normalized_shape: Shape, eps: float = 1e-6, memory_efficient: bool = False
 ) -> Tensor:
+    input, weight = cast_for_product(input, weight)
     return ops.rms_norm(input, normalized_shape, weight, eps, memory_efficient=memory_efficient, out_dtype=weight.dtype)
 
 
