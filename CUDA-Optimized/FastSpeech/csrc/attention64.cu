@@ -66,7 +66,7 @@ template <typename T, int QUERY_WARPS> struct Attention {
         }
         wait_copies<0>();
         __syncthreads();  // what is in shared memory is used up
-        finish(reinterpret_cast<float*>(shared), target, sums, largest, weights, first, length, limit, heads);
+        finish(as<float>(shared), target, sums, largest, weights, first, length, limit, heads);
     }
 
     // One block's keys own .. own + OWN, of which those below `limit` are there; online softmax in powers of 2.

@@ -16,6 +16,8 @@
     type* name = reinterpret_cast<type*>(name##_raw)
 #define LAUNCH(kernel, grid, block, shared, stream, ...) kernel<<<grid, block, shared, stream>>>(__VA_ARGS__)
 #define ALLOW_SHARED(kernel, bytes) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)
+// A place in memory as one of another type; on a CPU, checked to be at a multiple of that one's size.
+template <typename V, typename T> __device__ inline V* as(T* place) { return reinterpret_cast<V*>(place); }
 #endif
 
 // How callers name a type of the activations.
@@ -38,7 +40,7 @@ template <typename T, int WIDTH> struct alignas(sizeof(T) * WIDTH) Vector {
 };
 
 template <typename T, int WIDTH> __device__ inline void load_floats(const T* source, float (&values)[WIDTH]) {
-    const Vector<T, WIDTH> packed = *reinterpret_cast<const Vector<T, WIDTH>*>(source);
+    const Vector<T, WIDTH> packed = *as<const Vector<T, WIDTH>>(source);
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) values[i] = to_float(packed.values[i]);
 }
@@ -47,7 +49,7 @@ template <typename T, int WIDTH> __device__ inline void store_floats(T* target, 
     Vector<T, WIDTH> packed;
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) packed.values[i] = from_float<T>(values[i]);
-    *reinterpret_cast<Vector<T, WIDTH>*>(target) = packed;
+    *as<Vector<T, WIDTH>>(target) = packed;
 }
 
 // Two neighbouring values in one register, the first in the low half.
@@ -55,7 +57,7 @@ template <typename T> __device__ inline uint32_t pack_pair(float low, float high
     Vector<T, 2> pair;
     pair.values[0] = from_float<T>(low);
     pair.values[1] = from_float<T>(high);
-    return *reinterpret_cast<uint32_t*>(&pair);
+    return *as<uint32_t>(&pair);
 }
 
 // Over the 32 lanes of a warp; every lane has the result.

@@ -41,15 +41,15 @@ __device__ inline void convolve(const T* rows, int pitch, const T* weight, int i
 #pragma unroll
         for (int n = 0; n < TILES; ++n)
             if (slot < count)
-                ahead[slot][n] = *reinterpret_cast<const uint4*>(source + n * 8 * 3 * inputs + slot * 32);
+                ahead[slot][n] = *as<const uint4>(source + n * 8 * 3 * inputs + slot * 32);
     for (int base = 0; base < count; base += AHEAD) {
 #pragma unroll
         for (int slot = 0; slot < AHEAD; ++slot) {
             const int block = base + slot;
             if (block >= count) break;
             const int tap = block / per_tap, channel = block % per_tap * 32 + part;
-            const uint4 upper = *reinterpret_cast<const uint4*>(rows + (group + tap) * pitch + channel);
-            const uint4 lower = *reinterpret_cast<const uint4*>(rows + (group + 8 + tap) * pitch + channel);
+            const uint4 upper = *as<const uint4>(rows + (group + tap) * pitch + channel);
+            const uint4 lower = *as<const uint4>(rows + (group + 8 + tap) * pitch + channel);
             const uint32_t first[4] = {upper.x, lower.x, upper.y, lower.y};
             const uint32_t second[4] = {upper.z, lower.z, upper.w, lower.w};
 #pragma unroll
@@ -59,7 +59,7 @@ __device__ inline void convolve(const T* rows, int pitch, const T* weight, int i
                 multiply<T>(sums[n], second, own.z, own.w);
                 if (block + AHEAD < count)
                     ahead[slot][n] =
-                        *reinterpret_cast<const uint4*>(source + n * 8 * 3 * inputs + (block + AHEAD) * 32);
+                        *as<const uint4>(source + n * 8 * 3 * inputs + (block + AHEAD) * 32);
             }
         }
     }
@@ -121,7 +121,7 @@ template <typename T, int TILES> __device__ inline void predict(const Predictor&
     const int pitch = p.inputs + 8;
     T* rows = shared;                                                // (HALO, pitch): symbols first - 2 and following
     T* hidden = rows + HALO * pitch;                                 // (HALO, PITCH): symbols first - 1 and following
-    float* sums_of = reinterpret_cast<float*>(hidden + HALO * PITCH);  // (ROWS, FLOATS)
+    float* sums_of = as<float>(hidden + HALO * PITCH);               // (ROWS, FLOATS)
     const int chunks = p.inputs / 8;
     const T* x = static_cast<const T*>(p.x) + start * p.inputs;
     for (int place = threadIdx.x; place < HALO * chunks; place += 32 * WARPS) {

@@ -6,7 +6,7 @@
     ./dlx bench FastSpeech -- --mode pipeline --peers "[plain]"
     ./dlx bench FastSpeech -- --mode vocoder
     ./dlx bench FastSpeech -- --mode serving --batch_sizes "[1, 4, 16, 64]" --iterations 20
-    ./dlx bench FastSpeech -- --mode training --batch_sizes "[32]" --peers "[graph_compiled, compiled, plain]"
+    ./dlx bench FastSpeech -- --mode training --batch_sizes "[32]" --peers "[graph_compiled, graph_fused, plain]"
 
 Weights are fresh: speed does not depend on them. Every symbol is made to last so long that each program makes the same
 number of frames. Each program's spectrogram is compared with the float32 one in the same run; a form that cannot run
@@ -38,7 +38,8 @@ from .options import CONFIGS, TASK
 from .serving_benchmark import measure_serving
 from .stages import measure_stages, roofline
 
-PEERS = ("plain", "compiled", "graph_compiled")
+CAPTURED = ("graph_compiled", "graph_fused")
+PEERS = ("plain", "compiled", *CAPTURED)
 
 
 @dataclass
@@ -53,7 +54,7 @@ class BenchmarkConfig:
     text_length: int = configs.field(128, help="symbols of an item", ge=1)
     frames: int = configs.field(800, help="of an item's spectrogram", ge=1)
     forms: list[str] = configs.field([], help=f"the first is ours: {', '.join(engines.FORMS)}; none: the best there is")
-    peers: list[str] = configs.field([], help=f"measured side by side: {', '.join(PEERS)} (the last in training)")
+    peers: list[str] = configs.field([], help=f"measured side by side: {', '.join(PEERS)} (graph_... in training)")
     library_rows: int | None = configs.field(
         None, help="positions of a batch from which on convolutions are cuDNN's; null: never"
     )
@@ -72,8 +73,8 @@ class BenchmarkConfig:
             unknown = [name for name in given if name not in known]
             if unknown:
                 raise ValueError(f"unknown {what} {unknown[0]!r}; known: {', '.join(known)}")
-        if "graph_compiled" in self.peers and self.mode != "training":
-            raise ValueError(f"peer graph_compiled is one of training, not of {self.mode}")
+        if self.mode != "training" and (captured := [name for name in self.peers if name in CAPTURED]):
+            raise ValueError(f"peer {captured[0]} is one of training, not of {self.mode}")
 
     @property
     def dtype(self) -> torch.dtype:

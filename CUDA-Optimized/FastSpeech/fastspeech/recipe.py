@@ -29,4 +29,5 @@ class TrainConfig(DataOptions, TrainOptions):
     beta2: float = field(0.98, help="Adam's second beta", ge=0, lt=1, group="recipe")
     weight_decay: float = field(0.0, help="not of norms and biases", ge=0, group="recipe")
     gradient_clip: float | None = field(1.0, help="largest norm of all gradients", gt=0, group="recipe")
+    fuse: bool = field(False, help="compile the network's blocks, also those of a captured step")
     listen: int = field(2, help="validation texts that a finished run says, for the report", ge=0)

@@ -28,7 +28,7 @@ from .evaluate import METRICS, evaluate
 from .loss import FastSpeechLoss
 from .options import CONFIGS, TASK
 from .recipe import TrainConfig
-from .step import TrainState, capture, train_step
+from .step import TrainState, capture, fuse, train_step
 
 
 class Trainer(trainer.Trainer):
@@ -70,6 +70,8 @@ class Trainer(trainer.Trainer):
         self.engine = self.resolve_engine(graphs=few)
         if config.engine == "auto" and self.engine == "compile":
             self.engine = "eager"
+        if config.fuse:
+            fuse(model)
         return TrainState(
             model,
             optimizer,

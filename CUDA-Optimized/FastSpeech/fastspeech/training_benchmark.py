@@ -13,7 +13,7 @@ from dlx.precision import LossScaler, autocast
 from . import registry
 from .data import Batch
 from .loss import FastSpeechLoss
-from .step import TrainState, capture, train_step
+from .step import TrainState, capture, fuse, train_step
 
 if TYPE_CHECKING:
     from .benchmark import BenchmarkConfig
@@ -32,7 +32,7 @@ def made_batch(config: BenchmarkConfig, batch: int, mels: int, device: torch.dev
 
 def training_step(config: BenchmarkConfig, name: str, batch: int, device: torch.device) -> Callable[[], Any]:
     """A call that makes one optimiser step: "ours" (captured on a GPU), "graph_compiled" (compiled, then captured),
-    "compiled" or "plain"."""
+    "graph_fused" (its blocks compiled, then captured), "compiled" or "plain"."""
     torch.manual_seed(config.seed)
     model = registry.build(config.arch).to(device).train()
     inputs = made_batch(config, batch, model.config.num_mels, device)
@@ -43,8 +43,10 @@ def training_step(config: BenchmarkConfig, name: str, batch: int, device: torch.
     options: dict[str, Any] = {"precision": config.precision, "scaler": scaler, "max_norm": 1.0}
     if name in ("compiled", "graph_compiled"):
         options["forward"] = torch.compile(model)
+    if name == "graph_fused":
+        fuse(model)
     state = TrainState(model, optimizer, **options)
-    if name in ("ours", "graph_compiled") and device.type == "cuda":
+    if name in ("ours", "graph_compiled", "graph_fused") and device.type == "cuda":
         graphed = capture(state, [inputs])
         return lambda: graphed([inputs])
     return lambda: train_step(state, [inputs])

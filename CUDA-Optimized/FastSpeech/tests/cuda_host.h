@@ -11,6 +11,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
+#include <string>
 #include <ucontext.h>
 #include <vector>
 
@@ -169,10 +171,15 @@ inline void run_block() {
     if (_setjmp(host_place) == 0) go_on();
 }
 
-inline void launch(dim3 grid, unsigned count, size_t bytes, const std::function<void()>& kernel) {
+// Bytes of shared memory that a kernel may have after `ALLOW_SHARED`; 48 KiB without.
+inline std::map<std::string, size_t> allowed;
+
+inline void launch(const char* name, dim3 grid, unsigned count, size_t bytes, const std::function<void()>& kernel) {
     const unsigned said[5] = {grid.x, grid.y, grid.z, count, static_cast<unsigned>(bytes)};
     std::memcpy(last_launch, said, sizeof said);
-    if (bytes > 227 << 10) fail("more shared memory than there is");
+    const auto may = allowed.find(name);
+    if (bytes > (may == allowed.end() ? 48 << 10 : may->second)) fail("more shared memory than was asked for");
+    if (bytes > 99 << 10) fail("more shared memory than some of these GPUs have");
     if (count > 1024 || grid.y > 65535 || grid.z > 65535) fail("a grid or block larger than there are");
     gridDim_ = grid;
     threads = count;
@@ -218,8 +225,13 @@ extern "C" inline __attribute__((used)) const unsigned* host_last_launch() { ret
 #define gridDim device::gridDim_
 #define DYNAMIC_SHARED(type, name) type* name = static_cast<type*>(device::dynamic_shared())
 #define LAUNCH(kernel, grid, block, bytes, stream, ...) \
-    ((void)(stream), device::launch(grid, block, bytes, [&] { kernel(__VA_ARGS__); }))
-#define ALLOW_SHARED(kernel, bytes) ((void)(bytes), cudaSuccess)
+    ((void)(stream), device::launch(#kernel, grid, block, bytes, [&] { kernel(__VA_ARGS__); }))
+#define ALLOW_SHARED(kernel, bytes) (device::allowed[#kernel] = bytes, cudaSuccess)
+
+template <typename V, typename T> inline V* as(T* place) {
+    if (reinterpret_cast<uintptr_t>(place) % alignof(V)) device::fail("a vector that is not at a multiple of its size");
+    return reinterpret_cast<V*>(place);
+}
 
 inline void __syncthreads() { device::meet(device::all, device::threads); }
 inline void __threadfence() {}
@@ -228,7 +240,7 @@ inline int atomicAdd(int* address, int value) {
     *address += value;
     return before;
 }
-inline float4 read_shared(const float* source) { return *reinterpret_cast<const float4*>(source); }
+inline float4 read_shared(const float* source) { return *as<const float4>(source); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 
 template <typename V> inline V shuffled(V value, unsigned lane) {

@@ -22,10 +22,12 @@ from dlx import config as configs
 from dlx import dist, golden
 from dlx import record as records
 from fastspeech import evaluate, pretrained, registry, train
-from fastspeech.model import FastSpeechConfig
+from fastspeech.data import Batch
+from fastspeech.model import FastSpeech, FastSpeechConfig
 from fastspeech.options import CONFIGS, DataOptions
 from fastspeech.recipe import TrainConfig
 from fastspeech.registry import Architecture
+from fastspeech.step import TrainState, fuse, train_step
 
 audio = pytest.importorskip("dlx.speech.audio", reason="needs soundfile")
 SMALL = (
@@ -132,6 +134,27 @@ def test_made_up_data_are_trained_on_and_not_evaluated(tmp_path):
     fields = records.load(tmp_path).fields
     assert fields["status"] == "finished" and len(fields["curve"]["train.loss"]) == 2
     assert not [name for name in fields["metrics"] if name.startswith("val.")]
+
+
+def test_blocks_that_compile_learn_the_same():
+    torch.manual_seed(0)
+    models = [FastSpeech(TINY).train() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    fuse(models[1], backend="aot_eager")
+    assert list(models[0].state_dict()) == list(models[1].state_dict())
+    text, durations = torch.randint(1, 148, (2, 7)), torch.randint(0, 4, (2, 7))
+    frames = durations.sum(1)
+    mel = torch.randn(2, 80, int(frames.max()))
+    batch = Batch(text, torch.tensor([7, 7]), durations, mel, frames)
+    results = []
+    for model in models:
+        for module in model.modules():
+            if hasattr(module, "dropout"):
+                module.dropout = 0.0
+        state = TrainState(model, torch.optim.SGD(model.parameters(), 1e-2), max_norm=1.0)
+        results.append([train_step(state, [batch]).item() for _ in range(3)])
+    assert results[0] == pytest.approx(results[1], rel=1e-5) and results[0][2] < results[0][0]
+    assert all(hasattr(block, "_compiled_call_impl") for block in models[1].decoder.blocks)
 
 
 def test_noam_rises_and_falls_with_the_root():
