@@ -10,9 +10,22 @@ import pytest
 import torch
 
 import fusedops
-from fusedops.ops import index_mul_2d, rope, rotary_table, transducer, transducer_joint, transducer_loss
+from fusedops.ops import (
+    cross_entropy,
+    focal_loss,
+    index_mul_2d,
+    layer_norm,
+    linear_cross_entropy,
+    rms_norm,
+    rope,
+    rotary_table,
+    transducer,
+    transducer_joint,
+    transducer_loss,
+)
 from fusedops.ops.indexing import index_mul_2d_plain
 from fusedops.ops.rotary import rope_plain
+from fusedops.ops.xentropy import cross_entropy_plain
 
 TELLTALE = 1e6
 
@@ -209,3 +222,47 @@ def test_joint_on_a_cpu(device):
             transducer_joint(f, g, f_len, g_len + 1)
         with pytest.raises(ValueError, match=r"batch_offset must be \[6, 8\], .* not \[6, 8\] with 9 rows"):
             transducer_joint(f, g, f_len, g_len, batch_offset=torch.tensor([6, 8]), packed_batch=9)
+
+
+@pytest.mark.parametrize("smoothing, z_loss, softcap", [(0.0, 0.0, 0.0), (0.1, 1e-2, 5.0)])
+def test_targets_of_cross_entropy(device, triton_backend, monkeypatch, smoothing, z_loss, softcap):
+    x = cut(torch.randn(5, 7, device=device)).requires_grad_()
+    target = torch.tensor([6, 7, -1, -100, 0], device=device)
+    bad = torch.tensor([False, True, True, False, False], device=device)
+    options = {"label_smoothing": smoothing, "z_loss": z_loss, "softcap": softcap or None}
+    losses = cross_entropy(x, target, reduction="none", **options)
+    monkeypatch.setattr("fusedops.ops.ranges.can_look", lambda *_: False)  # as on a GPU
+    plain = cross_entropy_plain(x, target, -100, smoothing, z_loss, softcap)
+    assert torch.equal(losses.isnan(), bad) and torch.equal(plain.isnan(), bad) and losses[3] == plain[3] == 0
+    torch.testing.assert_close(losses[~bad], plain[~bad])
+
+
+def test_targets_on_a_cpu(device):
+    x, weight = torch.randn(2, 7, device=device), torch.randn(7, 7, device=device)
+    target = torch.tensor([-100, 7], device=device)
+    with plain_on_cpu(device):
+        for loss in (lambda: cross_entropy(x, target), lambda: linear_cross_entropy(x, weight, target)):
+            with pytest.raises(ValueError, match=r"target\[1\] is 7, not within 0 and 6"):
+                loss()
+        with pytest.raises(ValueError, match=r"target\[0\] is -100, not within -2 and 6"):
+            focal_loss(x, target)
+
+
+@pytest.mark.parametrize(
+    "call, found",
+    [
+        (lambda x, i: index_mul_2d(x, x, i.float()), "index must be int64 or int32, not torch.float32"),
+        (lambda x, i: rope(x[None, :, None], None, x, x, positions=i.float()), "positions must be integers"),
+        (
+            lambda x, i: linear_cross_entropy(x, x.bfloat16(), i),
+            "one floating-point type, not .*32, .*bfloat16",
+        ),
+        (lambda x, i: linear_cross_entropy(x, x, i.to(torch.uint8)), "int64 or int32, not torch.uint8"),
+        (lambda x, i: rms_norm(i, 4), "input must be of a floating-point type, not torch.int64"),
+        (lambda x, i: layer_norm(x, 4, i), "weight must be of a floating-point type, not torch.int64"),
+        (lambda x, i: layer_norm(x, 4, out_dtype=torch.int32), "out_dtype must be a floating-point type"),
+    ],
+)
+def test_types(backend, device, call, found):
+    with pytest.raises(ValueError, match=found):
+        call(torch.randn(4, 4, device=device), torch.arange(4, device=device))

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..dispatch import backend_for
+from .ranges import check_range
 from .registration import Operator
 
 __all__ = ["focal_loss", "focal_loss_plain"]
@@ -32,7 +33,8 @@ def focal_loss(
 ) -> Tensor:
     """The sum over all elements of logits (..., C), divided by `num_positives` (a number, or one element on the
     device), as a float32 scalar. Targets (...), integers: a class, -1 for background, -2 for anchors that do not count.
-    Columns from `num_classes` on are padding. The gradient goes to the logits only. ValueError for shapes that differ.
+    Columns from `num_classes` on are padding. The gradient goes to the logits only. ValueError for shapes that differ,
+    and in the plain form on a CPU for a target that is none of these; else such a one counts as background.
     """
     classes = logits.shape[-1] if num_classes is None else num_classes
     if logits.dim() < 1 or logits.shape[:-1] != target.shape or not 0 < classes <= logits.shape[-1]:
@@ -43,6 +45,7 @@ def focal_loss(
     flat, targets = logits.reshape(-1, logits.shape[-1]), target.reshape(-1)
     options = (classes, float(alpha), float(gamma), float(label_smoothing))
     if backend_for(logits, op="focal_loss") == "plain" or not logits.numel():
+        check_range("target", targets, -2, classes - 1)
         total = focal_loss_plain(flat, targets, *options)
     else:
         flat = flat if flat.shape[1] == 1 or flat.stride(1) == 1 else flat.contiguous()

@@ -31,6 +31,8 @@ def index_mul_2d(a: Tensor, b: Tensor, index: Tensor) -> Tensor:
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[1] or index.shape != b.shape[:1] or a.dtype != b.dtype:
         shapes = f"{a.dtype} {tuple(a.shape)}, {b.dtype} {tuple(b.shape)} and {tuple(index.shape)}"
         raise ValueError(f"need a (N, W), b (M, W) of one type and index (M,), not {shapes}")
+    if index.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"the index must be int64 or int32, not {index.dtype}")
     if backend_for(a, b, index, op="index_mul_2d") == "plain" or not a.numel() or not b.numel():
         check_range("index", index, 0, a.shape[0] - 1)
         return index_mul_2d_plain(a, b, index)

@@ -56,6 +56,11 @@ def linear_cross_entropy(
         raise ValueError(f"chunk_rows must be at least 1, got {chunk_rows}")
     xentropy.check_options(reduction, label_smoothing, softcap, ("mean", "sum"))
     x, weight, bias = cast_for_product(x, weight, bias)
+    if not x.is_floating_point() or any(t is not None and t.dtype != x.dtype for t in (weight, bias)):
+        types = ", ".join(str(t.dtype) for t in (x, weight, bias) if t is not None)
+        raise ValueError(f"x, weight and bias must be of one floating-point type, not {types}")
+    if target.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"targets must be int64 or int32, not {target.dtype}")
     flat, targets = x.reshape(-1, x.shape[-1]), target.reshape(-1)
     options = (ignore_index, float(label_smoothing), float(z_loss), float(softcap or 0.0))
     if backend_for(x, weight, bias, op="linear_cross_entropy") == "plain":

@@ -53,7 +53,7 @@ def rms_norm(
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight; else as `layer_norm`. eps None: the input type's epsilon."""
-    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    eps = _epsilon(x) if eps is None else eps
     return _norm(x, None, normalized_shape, weight, None, eps, True, memory_efficient, zero_centred, out_dtype)[0]
 
 
@@ -85,7 +85,7 @@ def add_rms_norm(
     out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(rms_norm(s), s) with s = x + residual, which has the residual's type."""
-    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    eps = _epsilon(x) if eps is None else eps
     return _norm(x, residual, normalized_shape, weight, None, eps, True, memory_efficient, zero_centred, out_dtype)
 
 
@@ -117,7 +117,7 @@ def _norm(
     out_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-    _check(x, residual, shape, weight, bias)
+    _check(x, residual, shape, weight, bias, out_dtype)
     name = "rms_norm" if rms else "layer_norm"
     width = math.prod(shape)
     out_dtype = out_dtype or x.dtype
@@ -133,9 +133,14 @@ def _norm(
     return y.view(x.shape), x if residual is None else total.view(x.shape)
 
 
+def _epsilon(x: Tensor) -> float:
+    return torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0  # `_check` refuses the others
+
+
 def _check(
-    x: Tensor, residual: Tensor | None, shape: tuple[int, ...], weight: Tensor | None, bias: Tensor | None
-) -> None:
+    x: Tensor, residual: Tensor | None, shape: tuple[int, ...], weight: Tensor | None, bias: Tensor | None,
+    out_dtype: torch.dtype | None,
+) -> None:  # fmt: skip
     if not shape or tuple(x.shape[-len(shape) :]) != shape or math.prod(shape) == 0:
         raise ValueError(f"normalized_shape {shape} must be the last dimensions of the input, {tuple(x.shape)}")
     for name, tensor in (("weight", weight), ("bias", bias)):
@@ -143,8 +148,11 @@ def _check(
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}, normalized_shape is {shape}")
     if residual is not None and residual.shape != x.shape:
         raise ValueError(f"residual has shape {tuple(residual.shape)}, the input {tuple(x.shape)}")
-    if not x.is_floating_point():
-        raise ValueError(f"the input must be of a floating-point type, not {x.dtype}")
+    for name, tensor in (("input", x), ("weight", weight), ("bias", bias), ("residual", residual)):
+        if tensor is not None and not tensor.is_floating_point():
+            raise ValueError(f"the {name} must be of a floating-point type, not {tensor.dtype}")
+    if out_dtype is not None and not out_dtype.is_floating_point:
+        raise ValueError(f"out_dtype must be a floating-point type, not {out_dtype}")
 
 
 def _matrix(x: Tensor, width: int) -> Tensor:

@@ -57,6 +57,9 @@ def rope(
     if (layout == "thd") != (cu_seqlens is not None):
         raise ValueError("cu_seqlens goes with layout 'thd', and only with it")
     _check(q, k, LAYOUTS[layout])
+    for name, tensor in (("positions", positions), ("cu_seqlens", cu_seqlens)):
+        if tensor is not None and (tensor.is_floating_point() or tensor.dtype == torch.bool):
+            raise ValueError(f"{name} must be integers, not {tensor.dtype}")
     if cos.shape != sin.shape or cos.dim() != 2:
         raise ValueError(f"cos and sin must be (positions, R / 2 or R), not {tuple(cos.shape)} and {tuple(sin.shape)}")
     width = q.shape[-1]

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..dispatch import backend_for
+from .ranges import check_range
 from .registration import Operator, is_direct
 
 __all__ = ["cross_entropy", "cross_entropy_plain"]
@@ -41,7 +42,8 @@ def cross_entropy(
     the gradient overwrites the logits during the forward pass, which saves a read and the memory of a copy: the logits
     must not be used afterwards (autograd refuses where what made them needs them), and backward can run once. It has no
     effect without a gradient, on leaves, and under torch.compile.
-    A target outside the classes gives NaN on a GPU. ValueError for shapes or options that make no sense.
+    A target outside the classes gives NaN, or, in the plain form on a CPU, a ValueError, as do shapes and options that
+    make no sense.
     """
     _check(logits, target, reduction, label_smoothing, softcap)
     backend = backend_for(logits, op="cross_entropy")
@@ -70,13 +72,17 @@ def cross_entropy_plain(
     logits: Tensor, target: Tensor, ignore_index: int, smoothing: float, z_loss: float, softcap: float
 ) -> Tensor:
     """The plain form: losses (rows,) of logits (rows, classes)."""
+    ignored = target == ignore_index
+    target = torch.where(ignored, 0, target).long()
+    check_range("target", target, 0, logits.shape[1] - 1)
+    known = (target >= 0) & (target < logits.shape[1])
     x = logits if logits.dtype == torch.float64 else logits.float()
     if softcap:
         x = softcap * torch.tanh(x / softcap)
-    losses = F.cross_entropy(x, target.long(), ignore_index=ignore_index, label_smoothing=smoothing, reduction="none")
+    losses = F.cross_entropy(x, torch.where(known, target, 0), label_smoothing=smoothing, reduction="none")
     if z_loss:
-        losses = losses + torch.where(target == ignore_index, 0.0, z_loss * torch.logsumexp(x, 1).square())
-    return losses
+        losses = losses + z_loss * torch.logsumexp(x, 1).square()
+    return torch.where(ignored, 0.0, torch.where(known, losses, float("nan")))
 
 
 def _check(logits: Tensor, target: Tensor, reduction: str, smoothing: float, softcap: float | None) -> None:
