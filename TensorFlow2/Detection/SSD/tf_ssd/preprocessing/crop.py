@@ -91,9 +91,11 @@ def random_window(draws: Draws, example: Example, limits: dict[str, Any], parts:
             limits["area_range"],
         )  # fmt: skip
 
-    untouched = draws.uniform("keep") < limits["random_coef"]
     window, found = parts.remember("window", make)
-    return window, untouched | ~found
+    chance = limits["random_coef"]
+    if not tf.is_tensor(chance) and chance == 0:
+        return window, ~found
+    return window, ~found | (draws.uniform("keep") < chance)
 
 
 @step(checks=p.CROP)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Hashable, Sequence
+from numbers import Integral
 from typing import Any
 
 import tensorflow as tf
@@ -32,7 +33,7 @@ def fold(seed: Seed, *words: Hashable) -> tf.Tensor:
     if seed is None:
         seed = fresh_seed()
     elif not tf.is_tensor(seed):
-        numbers = [seed, 0] if isinstance(seed, int) else list(seed)
+        numbers = [seed, 0] if isinstance(seed, Integral) else list(seed)
         if len(numbers) != 2:
             raise ValueError(f"seed must be an int or two ints, got {seed!r}")
         seed = tf.constant(numbers, tf.int64)

@@ -97,7 +97,7 @@ def preprocess(
             raise ValueError(f"{where}: returned {len(results)} values for {', '.join(targets)}")
         example.update(zip(targets, results, strict=False))
     if fields.IMAGE in example:
-        example[fields.IMAGE] = example[fields.IMAGE][tf.newaxis]
+        example[fields.IMAGE] = tf.expand_dims(example[fields.IMAGE], 0)
     return example
 
 

@@ -28,15 +28,16 @@ def resize(image: Any, size: Any, method: str | int = "bilinear", align_corners:
     """[H, W, C] to [h, w, C] for size (h, w). float32, and with "nearest" the type of the picture."""
     image = tf.convert_to_tensor(image)
     name = METHODS[method] if isinstance(method, int) else method
-    batch, size = image[tf.newaxis], tf.convert_to_tensor(size, tf.int32)
+    batch, size = tf.expand_dims(image, 0), tf.convert_to_tensor(size, tf.int32)
     if name == "area":
-        return tf.raw_ops.ResizeArea(images=batch, size=size, align_corners=align_corners)[0]
+        return tf.squeeze(tf.raw_ops.ResizeArea(images=batch, size=size, align_corners=align_corners), 0)
     operation = {
         "bilinear": tf.raw_ops.ResizeBilinear,
         "nearest": tf.raw_ops.ResizeNearestNeighbor,
         "bicubic": tf.raw_ops.ResizeBicubic,
     }[name]
-    return operation(images=batch, size=size, align_corners=align_corners, half_pixel_centers=not align_corners)[0]
+    resized = operation(images=batch, size=size, align_corners=align_corners, half_pixel_centers=not align_corners)
+    return tf.squeeze(resized, 0)
 
 
 def resize_masks(masks: Any, size: Any, align_corners: bool = False) -> tf.Tensor:

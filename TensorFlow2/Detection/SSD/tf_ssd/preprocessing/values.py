@@ -26,7 +26,7 @@ def normalize_image(
     if original_minval == original_maxval:
         raise ValueError(f"normalize_image: original_minval and original_maxval are both {original_minval!r}")
     scale = (target_maxval - target_minval) / (original_maxval - original_minval)
-    return (floats(image) - original_minval) * scale + target_minval
+    return floats(image) * scale + (target_minval - original_minval * scale)
 
 
 @step()

@@ -35,14 +35,21 @@ def sample_window(
     """
     draw = tf.unstack(draws.fresh_uniform("attempts", [4, attempts]))
     windows, fits = _candidates(draw, size, aspect_ratio_range, area_range)
-    boxes = clip(boxes)
-    shown = covered(boxes[tf.newaxis], windows[:, tf.newaxis])  # [attempts, N]
-    counts = area(boxes) > 0
-    enough = tf.reduce_any((shown >= min_object_covered - 1e-6) & counts, axis=1) | ~tf.reduce_any(counts)
-    good = fits & enough
+    if not tf.is_tensor(min_object_covered) and min_object_covered == 0:
+        good = fits
+    else:
+        good = fits & _shows_enough(windows, boxes, min_object_covered)
     first = tf.argmax(tf.cast(good, tf.int32), output_type=tf.int32)
     found = good[first]
     return tf.where(found, windows[first], tf.constant(WHOLE)), found
+
+
+def _shows_enough(windows: tf.Tensor, boxes: tf.Tensor, min_object_covered: Any) -> tf.Tensor:
+    """[attempts]: whether each window shows that share of an object; true where no box has an area."""
+    boxes = clip(boxes)
+    shown = covered(boxes[tf.newaxis], windows[:, tf.newaxis])  # [attempts, N]
+    counts = area(boxes) > 0
+    return tf.reduce_any((shown >= min_object_covered - 1e-6) & counts, axis=1) | ~tf.reduce_any(counts)
 
 
 def _candidates(
