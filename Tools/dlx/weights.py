@@ -298,11 +298,15 @@ def load_state_dict(path: str | os.PathLike[str], key: str | None = None) -> dic
     with open(path, "rb") as stream:
         head = stream.read(9)
     if len(head) == 9 and head[8:9] == b"{" and head[:2] != b"PK":
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         from .packing import unpack
 
-        content: Any = unpack(load_file(path, device="cpu"))
+        try:
+            content: Any = unpack(load_file(path, device="cpu"))
+        except SafetensorError as error:
+            raise ValueError(f"{path}: not a readable checkpoint ({error})") from None
     elif head[:4] == b"PK\x03\x04" or head[:1] == b"\x80":  # torch's format since 1.6, and the one before
         content = _safe_load(path)
     else:

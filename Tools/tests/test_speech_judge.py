@@ -58,6 +58,9 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch, tmp_pat
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     with pytest.raises(ValueError, match=r"pip install ctranslate2==4\.8\.5"):
         judge.Whisper(tmp_path)
+    monkeypatch.setattr(judge.data, "prepare", lambda *args, **options: pytest.fail("71 MB fetched for nothing"))
+    with pytest.raises(ValueError, match=r"pip install ctranslate2==4\.8\.5"):
+        judge.Whisper.open()
 
 
 @pytest.mark.slow

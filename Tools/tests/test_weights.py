@@ -198,6 +198,17 @@ def test_unsafe_pickle_is_refused(tmp_path):
     assert weights.load_state_dict(tmp_path / "y.safetensors")["weight"].item() == 1
 
 
+def test_a_safetensors_file_that_is_cut_short(tmp_path):
+    torch = pytest.importorskip("torch")
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    save_file({"a": torch.ones(1000)}, tmp_path / "whole.safetensors")
+    content = (tmp_path / "whole.safetensors").read_bytes()
+    for size in (len(content) - 1, 200, 20):
+        (tmp_path / "cut.safetensors").write_bytes(content[:size])
+        with pytest.raises(ValueError, match=r"cut.safetensors: not a readable checkpoint"):
+            weights.load_state_dict(tmp_path / "cut.safetensors")
+
+
 def test_files_that_are_no_checkpoints(tmp_path):
     path = tmp_path / "x.pth"
     torch.save(small().state_dict(), path)

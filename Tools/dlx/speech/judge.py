@@ -124,14 +124,19 @@ def features(sound: np.ndarray) -> np.ndarray:
     return ((mel.clamp(min=float(mel.max()) - 8) + 4) / 4).numpy()
 
 
+def _package() -> Any:
+    try:
+        import ctranslate2
+    except ImportError as error:
+        raise ValueError(f"the judge whisper needs a package that is not installed: pip install {NEEDS}") from error
+    return ctranslate2
+
+
 class Whisper:
     """The recogniser on a CPU, of the files in `folder`."""
 
     def __init__(self, folder: str | os.PathLike[str], threads: int = 0) -> None:
-        try:
-            import ctranslate2
-        except ImportError as error:
-            raise ValueError(f"the judge whisper needs a package that is not installed: pip install {NEEDS}") from error
+        ctranslate2 = _package()
         self._view = ctranslate2.StorageView
         self._model: Any = ctranslate2.models.Whisper(
             str(Path(folder)), device="cpu", compute_type="float32", intra_threads=threads
@@ -139,7 +144,8 @@ class Whisper:
 
     @classmethod
     def open(cls, home: str | os.PathLike[str] | None = None) -> Whisper:
-        """With its weights, fetched if need be (71 MB)."""
+        """With its weights, fetched if need be (71 MB), but not for nothing: ValueError first if the package lacks."""
+        _package()
         return cls(data.prepare(WHISPER, home=home))
 
     def transcribe(self, sound: np.ndarray, sample_rate: int) -> str:
