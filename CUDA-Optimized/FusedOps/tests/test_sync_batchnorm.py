@@ -77,6 +77,19 @@ def test_one_process_is_torchs_batch_norm(device):
         fused(torch.zeros(2, 3, device=device))
 
 
+def test_one_value_and_float64(device):
+    module = SyncBatchNorm(4).to(device)
+    with pytest.raises(ValueError, match=r"more than 1 value per channel when training, got input size \(1, 4\)"):
+        module(torch.zeros(1, 4, device=device))
+    assert module.eval()(torch.zeros(1, 4, device=device)).isfinite().all()
+    wide, reference = SyncBatchNorm(4).double().to(device), torch.nn.BatchNorm1d(4).double().to(device)
+    x = torch.randn(7, 4, device=device, dtype=torch.float64).requires_grad_()
+    dy = torch.randn_like(x)
+    results = [(y := m(x), *torch.autograd.grad(y, (x, *m.parameters()), dy)) for m in (wide, reference)]
+    for mine, its in zip(*results, strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-12, atol=1e-12)
+
+
 def test_conversion_keeps_tensors():
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.Sequential(torch.nn.BatchNorm2d(4), torch.nn.ReLU()))
     norm = model[1][0]

@@ -1,6 +1,6 @@
 """Batch norm over all processes of a group, with any number of samples on each, none at all included.
 
-Each process makes count, mean and sum of squared deviations of its own batch in float32; they are gathered and merged
+Each process makes count, mean and sum of squared deviations of its own batch in float32 (float64 of float64); they are gathered and merged
 as by Chan et al. (1979), so the statistics are those of the whole batch however it is divided. The backward pass adds
 two sums per channel over the processes. Works with any backend of torch.distributed, on CPUs, too, where
 torch.nn.SyncBatchNorm does not; names of parameters and buffers are torch's.
@@ -44,7 +44,7 @@ class _Normalise(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: dist.ProcessGroup | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        wide = x.float()
+        wide = x if x.dtype == torch.float64 else x.float()
         rows = x.numel() // x.shape[1] if x.shape[1] else 0
         if rows:
             spread, mean = torch.var_mean(wide, _axes(x), correction=0)
@@ -53,8 +53,8 @@ class _Normalise(torch.autograd.Function):
         own = torch.cat([mean.new_full((1,), rows), mean, spread * rows])
         count, mean, variance = merged(_gathered(own, group))
         rstd = torch.rsqrt(variance + eps)
-        scale = rstd if weight is None else rstd * weight.float()
-        offset = -mean * scale if bias is None else bias.float() - mean * scale
+        scale = rstd if weight is None else rstd * weight.to(rstd.dtype)
+        offset = -mean * scale if bias is None else bias.to(rstd.dtype) - mean * scale
         ctx.group, ctx.has_bias = group, bias is not None
         ctx.save_for_backward(x, weight, mean, rstd, count)
         ctx.mark_non_differentiable(count, mean, variance)
@@ -65,8 +65,8 @@ class _Normalise(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor, *_: None) -> tuple:
         x, weight, mean, rstd, count = ctx.saved_tensors
-        wide = dy.float()
-        normal = (x.float() - _ends(x, mean)) * _ends(x, rstd)
+        wide = dy.to(rstd.dtype)
+        normal = (x.to(rstd.dtype) - _ends(x, mean)) * _ends(x, rstd)
         level, along = wide.sum(_axes(x)), (wide * normal).sum(_axes(x))
         dweight = along.to(weight.dtype) if ctx.needs_input_grad[1] else None
         dbias = level.to(dy.dtype if weight is None else weight.dtype) if ctx.needs_input_grad[2] else None
@@ -74,7 +74,7 @@ class _Normalise(torch.autograd.Function):
         if _processes(ctx.group) > 1:
             dist.all_reduce(total, group=ctx.group)
         level, along = (total / count).chunk(2)
-        scale = rstd if weight is None else rstd * weight.float()
+        scale = rstd if weight is None else rstd * weight.to(rstd.dtype)
         dx = (wide - _ends(x, level) - normal * _ends(x, along)) * _ends(x, scale)
         return dx.to(x.dtype), dweight, dbias, None, None
 
@@ -95,8 +95,9 @@ def _gathered(own: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
     """Batch norm of x (N, C, ...) over the processes of `process_group` (None: all); forward(x, z) adds z after it.
 
-    `fuse_relu` applies a ReLU last. In evaluation, or without a process group, it is torch's batch norm. ValueError
-    where all processes together have fewer than two values per channel in training, or x has one dimension.
+    `fuse_relu` applies a ReLU last. In evaluation it is torch's batch norm. ValueError where x has other channels or one
+    dimension, and where a process that is alone has one value per channel in training; where several have one value
+    together the running variance becomes NaN, as looking for that would wait for the device.
     """
 
     def __init__(
@@ -120,6 +121,8 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
         self._check_input_dim(x)
+        if self.training and x.numel() == x.shape[1] and _processes(self.process_group) == 1:
+            raise ValueError(f"expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
         if self.training or self.running_mean is None:
             y, count, mean, variance = _Normalise.apply(x, self.weight, self.bias, self.eps, self.process_group)
             if self.training and self.running_mean is not None:
