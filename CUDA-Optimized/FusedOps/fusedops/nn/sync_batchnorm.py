@@ -1,9 +1,9 @@
 """Batch norm over all processes of a group, with any number of samples on each, none at all included.
 
-Each process makes count, mean and sum of squared deviations of its own batch in float32 (float64 of float64); they are gathered and merged
-as by Chan et al. (1979), so the statistics are those of the whole batch however it is divided. The backward pass adds
-two sums per channel over the processes. Works with any backend of torch.distributed, on CPUs, too, where
-torch.nn.SyncBatchNorm does not; names of parameters and buffers are torch's.
+Each process makes count, mean and sum of squared deviations of its own batch in float32 (float64 of float64); they are
+gathered and merged as by Chan et al. (1979), so the statistics are those of the whole batch however it is divided. The
+backward pass adds two sums per channel over the processes. Works with any backend of torch.distributed, on CPUs, too,
+where torch.nn.SyncBatchNorm does not; names of parameters and buffers are torch's.
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ def _gathered(own: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
     """Batch norm of x (N, C, ...) over the processes of `process_group` (None: all); forward(x, z) adds z after it.
 
-    `fuse_relu` applies a ReLU last. In evaluation it is torch's batch norm. ValueError where x has other channels or one
-    dimension, and where a process that is alone has one value per channel in training; where several have one value
-    together the running variance becomes NaN, as looking for that would wait for the device.
+    `fuse_relu` applies a ReLU last. In evaluation it is torch's batch norm. ValueError where x has other channels or
+    one dimension, and where a process that is alone has one value per channel in training; where several have one
+    value together the running variance becomes NaN, as looking for that would wait for the device.
     """
 
     def __init__(
