@@ -86,9 +86,13 @@ def fold(model: nn.Module) -> nn.Module:
 
 
 class GraphedModel:
-    """A model captured as a CUDA graph for inputs of one shape. The output is overwritten by the next call."""
+    """A model captured as a CUDA graph for inputs of one shape. The output is overwritten by the next call.
 
-    def __init__(self, model: Callable[..., Any], *examples: Tensor, warmup: int = 3):
+    ``pool``: memory for what lies between input and output (`torch.cuda.graph_pool_handle()`), which graphs may share
+    that replay one after the other; then the next call of any of them may overwrite an output.
+    """
+
+    def __init__(self, model: Callable[..., Any], *examples: Tensor, warmup: int = 3, pool: Any = None):
         self.inputs = [example.clone(memory_format=torch.preserve_format) for example in examples]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -97,7 +101,7 @@ class GraphedModel:
                 model(*self.inputs)
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph), torch.inference_mode():
+        with torch.cuda.graph(self.graph, pool=pool), torch.inference_mode():
             self.output = model(*self.inputs)
 
     def __call__(self, *inputs: Tensor) -> Any:
@@ -111,14 +115,15 @@ class GraphedModel:
 
 class Replayed:
     """``model`` for inputs of several shapes: called as it is where a shape is new, from its second time on a CUDA
-    graph, since a graph costs more to make than a call. At most ``keep`` graphs are held, the last used.
+    graph, since a graph costs more to make than a call. At most ``keep`` graphs are held, the last used, in one memory.
 
-    On a CPU every call is the model's own. The output of a replay is overwritten by the next one of that shape.
+    On a CPU every call is the model's own. The output of a replay may be overwritten by the next one.
     """
 
     def __init__(self, model: Callable[..., Any], keep: int = 8):
         self.model, self.keep = model, keep
         self.graphs: dict[tuple[Any, ...], GraphedModel | None] = {}
+        self.pool: Any = None
 
     def __call__(self, *inputs: Tensor) -> Any:
         if not inputs[0].is_cuda or torch.cuda.is_current_stream_capturing():
@@ -128,7 +133,8 @@ class Replayed:
         graph = self.graphs.pop(shapes, None)
         if known and graph is None:
             with torch.cuda.device(inputs[0].device):
-                graph = GraphedModel(self.model, *inputs, warmup=1)
+                self.pool = self.pool or torch.cuda.graph_pool_handle()
+                graph = GraphedModel(self.model, *inputs, warmup=1, pool=self.pool)
         self.graphs[shapes] = graph  # the last used comes last
         while len(self.graphs) > self.keep:
             del self.graphs[next(iter(self.graphs))]

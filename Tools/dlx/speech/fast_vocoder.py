@@ -47,7 +47,7 @@ class FastHifiGan(HifiGan):
             [(Packed.of(a), Packed.of(b)) for a, b in zip(block.convs1, block.convs2, strict=True)]
             for block in self.resblocks
         ]
-        self.replayed = Replayed(self._rows)
+        self.replayed = Replayed(self._rows, keep=32)
 
     def forward(self, mel: Tensor, lengths: Tensor | None = None) -> Tensor:
         if mel.dim() != 3 or mel.shape[1] != self.config.num_mels:
