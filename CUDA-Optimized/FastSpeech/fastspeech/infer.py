@@ -42,7 +42,9 @@ class VoiceOptions:
     chunk: int = field(CHUNK, help="longest piece that is said in one go, in characters", ge=2)
     pause: float = field(PAUSE, help="silence between pieces in seconds", ge=0)
     batch_size: int = field(8, help="pieces at a time", ge=1)
-    precision: Literal["fp32", "bf16", "fp16"] = field("fp32", help="of weights and activations")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = field(
+        "auto", help="of weights and activations; auto: fp16 on a GPU that has kernels (sm_80), else fp32"
+    )
     form: Literal["auto", "plain", "kernels", "graph", "tensorrt"] = field(
         "auto", help="of the network: PyTorch, CUDA kernels, these as graphs, TensorRT; auto: the fastest that can run"
     )
@@ -65,9 +67,17 @@ class InferConfig(VoiceOptions):
             raise ValueError("give either text or text_file")
 
 
+def resolve_precision(precision: str, device: torch.device) -> torch.dtype:
+    """The type that weights and activations have."""
+    if precision == "auto":
+        fast = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        precision = "fp16" if fast else "fp32"
+    return DTYPES[precision]
+
+
 def build(config: VoiceOptions, device: torch.device) -> Synthesizer:
     """The voice and the vocoder that the options name."""
-    voice, dtype = pretrained.load(config.checkpoint, arch=config.arch), DTYPES[config.precision]
+    voice, dtype = pretrained.load(config.checkpoint, arch=config.arch), resolve_precision(config.precision, device)
     vocoder = fast_vocoder.optimize(vocoders.load(config.vocoder, device=device, mel=voice.mel), dtype)
     names = ("batch_size", "chunk", "pause", "strict", "form")
     return Synthesizer(voice, vocoder, device, dtype, **{name: getattr(config, name) for name in names})
@@ -109,6 +119,7 @@ def main(args: list[str] | None = None) -> dict[str, Any]:
         "arch": synthesizer.voice.arch,
         "vocoder": config.vocoder,
         "form": synthesizer.engine.form,
+        "precision": str(synthesizer.dtype).removeprefix("torch."),
         "speed": config.speed,
         "texts": entries,
         "real_time_factor": round(timing.real_time_factor, 3),

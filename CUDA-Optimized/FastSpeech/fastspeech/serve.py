@@ -154,6 +154,18 @@ def application(synthesizer: Synthesizer, *, time_limit: float = 30.0, **options
     return app
 
 
+def warm_up(synthesizer: Synthesizer) -> None:
+    """Say what the first requests would wait for: kernels and memory; on a GPU, graphs of the usual sizes."""
+    synthesizer([WARM])
+    if synthesizer.device.type != "cuda":
+        return
+    batches = [2**power for power in range(synthesizer.batch_size.bit_length())]
+    for words in (2, 6, 12, 24):
+        for batch in batches:
+            for _ in range(2):  # a shape that comes again is captured
+                synthesizer(["all of them " * (words // 2)] * batch)
+
+
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens there; ValueError where that cannot be."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -180,7 +192,7 @@ def main(args: list[str] | None = None) -> None:
             return
         server = listen(config.host, config.port)
         synthesizer = build(config, world.device)
-        synthesizer([WARM])  # what the first request would wait for: kernels, memory
+        warm_up(synthesizer)
         app = application(synthesizer, **{name: getattr(config, name) for name in SERVICE})
         shown = f"[{config.host}]" if ":" in config.host else config.host
         print(f"http://{shown}:{server.getsockname()[1]} speaks what one types; Ctrl-C ends it", flush=True)

@@ -67,13 +67,13 @@ def run(config: ServeConfig, device: torch.device) -> None:
     """Serve until SIGTERM or Ctrl-C."""
     pytriton = load()
     from .infer import build
-    from .serve import LONGEST, WARM
+    from .serve import LONGEST, warm_up
 
     # Triton's Python stub loads libpython by name: that of this interpreter, not another one of the system.
     places = [sysconfig.get_config_var("LIBDIR") or "", os.environ.get("LD_LIBRARY_PATH", "")]
     os.environ["LD_LIBRARY_PATH"] = ":".join(place for place in places if place)
     synthesizer = build(config, device)
-    synthesizer([WARM])
+    warm_up(synthesizer)
 
     @pytriton.decorators.batch
     def infer(text: np.ndarray, speed: np.ndarray) -> dict[str, np.ndarray]:

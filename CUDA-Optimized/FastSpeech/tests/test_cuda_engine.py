@@ -80,6 +80,24 @@ def test_a_request_is_one_piece_of_memory():
     assert not request.text[:, 2:].any() and not request.pauses.any() and (request.emphasis == 1).all()
 
 
+def test_a_batch_filled_up_by_nothing_says_the_same(host):
+    """As the graphs' batches are: items without symbols beside those that are asked for."""
+    text, lengths = inputs()
+    emphasis, pauses = 1 + torch.rand(2, 9), torch.randint(0, 3, (2, 9))
+    request = engine.Request(4, 12, torch.device("cpu"))
+    request.data.fill_(7)  # of the call before
+    request.fill(text[:2], lengths[:2], torch.tensor([0.8, 1.1]), emphasis, pauses)
+    assert request.lengths.tolist() == [9, 5, 0, 0] and request.speed.tolist()[2:] == [1, 1]
+    assert not request.text[2:].any() and not request.pauses[2:].any() and (request.emphasis[2:] == 1).all()
+    with torch_ops.host_library(host):
+        run = engine.build(voice(torch.float16), "kernels")
+        expected = run(text[:2], lengths[:2], speed=torch.tensor([0.8, 1.1]), emphasis=emphasis, pauses=pauses)
+        run._prepared = lambda *given: engine._Launched(run.network, request)
+        found = run(text[:2], lengths[:2], speed=torch.tensor([0.8, 1.1]), emphasis=emphasis, pauses=pauses)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_buckets():
     sizes = (32, 64, 100)
     assert [engine.bucket(n, sizes) for n in (1, 32, 33, 100, 101, 250)] == [32, 32, 64, 100, 200, 300]

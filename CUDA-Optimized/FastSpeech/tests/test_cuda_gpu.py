@@ -4,13 +4,18 @@ network; graphs of several sizes. Errors may be twice those of the plain form in
 from __future__ import annotations
 
 import importlib.util
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 
-from fastspeech import registry
+from dlx.speech import fast_vocoder
+from dlx.speech.frontend import FrontEnd
+from dlx.speech.vocoder import HifiGan
+from fastspeech import pretrained, registry
 from fastspeech.cuda import engine, launches, reference, torch_ops
+from fastspeech.synthesis import Synthesizer
 from fastspeech.tensorrt import layers
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -216,6 +221,33 @@ def test_graphs_of_many_sizes_are_the_kernels():
                 torch.testing.assert_close(a.float(), b.float(), atol=2e-2, rtol=0)
             assert torch.equal(one.durations, other.durations)
     assert len(graph.sizes) == 2
+
+
+def test_batches_are_filled_up_to_few_sizes():
+    model = voice("fastspeech_compact", HALF)
+    kernels, graph = engine.build(model, "kernels"), engine.build(model, "graph")
+    for batch in (1, 2, 3, 4, 5, 7, 8):
+        text, lengths = speech(batch, 60)
+        one, other = kernels(text, lengths), graph(text, lengths)
+        assert torch.equal(one.durations, other.durations) and one.mel.shape == other.mel.shape
+        torch.testing.assert_close(one.mel.float(), other.mel.float(), atol=2e-2, rtol=0)
+    assert {key[0] for key in graph.sizes} == {1, 2, 4, 8}
+
+
+def test_threads_share_a_voice_of_graphs():
+    torch.manual_seed(0)
+    vocoder = fast_vocoder.optimize(HifiGan().eval().requires_grad_(False).cuda(), HALF)
+    found = pretrained.Found(
+        voice("fastspeech_compact", FLOAT).cpu(), "fastspeech_compact", vocoder.mel, FrontEnd(), "x"
+    )
+    synthesizer = Synthesizer(found, vocoder, torch.device("cuda"), HALF, form="graph")
+    texts = [f"{'Many words ' * number}are said." for number in range(8)]
+    alone = [synthesizer([text])[0] for text in texts]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(4):
+            for one, other in zip(pool.map(lambda text: synthesizer([text])[0], texts), alone, strict=True):
+                np.testing.assert_array_equal(one.mel, other.mel)
+                np.testing.assert_allclose(one.audio, other.audio, atol=1e-3)
 
 
 def test_the_caller_s_stream_is_used():

@@ -120,7 +120,7 @@ def test_files(tmp_path, monkeypatch):
         + ["--vocoder", "griffin-lim", "--speed", "1.5"]
     )
     assert json.loads((tmp_path / "said" / "infer.json").read_text()) == content and content["speed"] == 1.5
-    assert content["form"] == "plain"
+    assert content["form"] == "plain" and content["precision"] == "float32"
     assert [entry["text"] for entry in content["texts"]] == ["First one.", "Second *one*."]
     for entry in content["texts"]:
         sound, rate = audio.read(tmp_path / "said" / entry["audio"])

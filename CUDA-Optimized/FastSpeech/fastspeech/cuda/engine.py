@@ -2,7 +2,7 @@
 
 plain       `model.FastSpeech` in PyTorch, any device and precision
 kernels     the kernels of csrc/, launched one by one
-graph       the same captured as CUDA graphs, one a size: texts and spectrograms are filled up to a bucket
+graph       the same captured as CUDA graphs, one a size: batches, texts and spectrograms are filled up to a bucket
 tensorrt    a TensorRT engine (`fastspeech.tensorrt`)
 
 Padding changes no result, so a bucket does not either. B batch, T symbols, F frames.
@@ -25,6 +25,7 @@ from . import torch_ops
 from .network import KernelNetwork, refusal
 
 FORMS = ("plain", "kernels", "graph", "tensorrt")
+BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 TEXT_BUCKETS = (32, 64, 96, 128, 192, 256, 384, 512)
 FRAME_BUCKETS = (64, 128, 192, 256, 384, 512, 640, 800, 1024, 1280, 1536, 2048)
 
@@ -114,24 +115,23 @@ class Request:
         emphasis: Tensor | None = None,
         pauses: Tensor | None = None,
     ) -> None:
-        """Take over a call's inputs, filled up to the size here."""
-        symbols = text.shape[1]
-        if symbols < self.text.shape[1]:
+        """Take over a call's inputs, filled up to the size here: by texts of no symbols, and symbols that pad."""
+        batch, symbols = text.shape
+        if text.shape != self.text.shape:
             self.text.zero_()
-        self.text[:, :symbols] = text
-        self.lengths.copy_(lengths)
+            self.lengths.zero_()
+            self.speed.fill_(1)
+        self.text[:batch, :symbols] = text
+        self.lengths[:batch] = lengths
         if self._controlled:
             self.emphasis.fill_(1)
             self.pauses.zero_()
         self._controlled = emphasis is not None or pauses is not None
         if emphasis is not None:
-            self.emphasis[:, :symbols] = emphasis
+            self.emphasis[:batch, :symbols] = emphasis
         if pauses is not None:
-            self.pauses[:, :symbols] = pauses
-        if isinstance(speed, Tensor):
-            self.speed.copy_(speed)
-        else:
-            self.speed.fill_(speed)
+            self.pauses[:batch, :symbols] = pauses
+        self.speed[:batch] = speed
 
 
 class KernelEngine:
@@ -151,22 +151,21 @@ class KernelEngine:
             return self._speak(text, text_lengths, durations, size, speed, emphasis, pauses)
 
     def _speak(self, text, text_lengths, durations, size, speed, emphasis, pauses) -> Prediction:
-        symbols = text.shape[1]
+        batch, symbols = text.shape
         run = self._prepared(text, text_lengths, speed, emphasis, pauses)
         encoded = run.encoded
         if durations is None:
-            least, durations = 1, encoded.durations[:, :symbols]
-            totals = encoded.totals
+            least, durations = 1, encoded.durations[:batch, :symbols]
+            totals = encoded.totals[:batch]
         else:
             least, durations = 0, durations.to(self.device, torch.int64)
             encoded.frames.zero_()
-            encoded.frames[:, :symbols] = durations
+            encoded.frames[:batch, :symbols] = durations
             totals = durations.sum(1)
         size = max(*totals.tolist(), 1) if size is None else size  # waits for the device
         mel, lengths = run.decode(size, least)
-        return Prediction(
-            mel[:, :size].transpose(1, 2), lengths.clamp(max=size), encoded.log_durations[:, :symbols], durations
-        )
+        mel, lengths = mel[:batch, :size].transpose(1, 2), lengths[:batch].clamp(max=size)
+        return Prediction(mel, lengths, encoded.log_durations[:batch, :symbols], durations)
 
     def _prepared(self, text, lengths, speed, emphasis, pauses) -> _Launched:
         request = Request(*text.shape, self.device)
@@ -214,8 +213,8 @@ def decode(network: KernelNetwork, encoded: Encoded, size: int, least: int) -> t
 class GraphEngine(KernelEngine):
     """Two graphs a size: text to durations, then, when the host knows how many frames there are, to the spectrogram.
 
-    Results are overwritten by the next call of the same size; clone what should stay. At most ``keep`` sizes of texts
-    are held, the last used, each with its sizes of spectrograms.
+    Results are overwritten by the next call; clone what should stay. At most ``keep`` sizes of batches of texts are
+    held, the last used, each with its sizes of spectrograms; all work in one memory, of the largest's size.
     """
 
     form = "graph"
@@ -226,22 +225,24 @@ class GraphEngine(KernelEngine):
         library_rows: int | None = None,
         text_buckets: Sequence[int] = TEXT_BUCKETS,
         frame_buckets: Sequence[int] = FRAME_BUCKETS,
-        keep: int = 16,
+        batch_buckets: Sequence[int] = BATCH_BUCKETS,
+        keep: int = 48,
     ) -> None:
         super().__init__(model, library_rows)
         if self.device.type != "cuda":
             raise ValueError(f"graphs need a CUDA device, got {self.device}")
-        for sizes in (text_buckets, frame_buckets):
+        for sizes in (text_buckets, frame_buckets, batch_buckets):
             if not sizes or any(a >= b for a, b in itertools.pairwise([0, *sizes])):
                 raise ValueError(f"buckets must grow from above 0, got {tuple(sizes)}")
         self.text_buckets, self.frame_buckets, self.keep = tuple(text_buckets), tuple(frame_buckets), keep
+        self.batch_buckets, self.pool = tuple(batch_buckets), torch.cuda.graph_pool_handle()
         self.sizes: dict[tuple[int, int], _Graphs] = {}
 
     def _prepared(self, text, lengths, speed, emphasis, pauses) -> _Graphs:
-        key = (text.shape[0], bucket(text.shape[1], self.text_buckets))
+        key = (bucket(text.shape[0], self.batch_buckets), bucket(text.shape[1], self.text_buckets))
         graphs = self.sizes.pop(key, None)
         with torch.cuda.device(self.device):
-            graphs = graphs or _Graphs(self.network, *key, self.device, self.frame_buckets)
+            graphs = graphs or _Graphs(self.network, *key, self.device, self.frame_buckets, self.pool)
             self.sizes[key] = graphs  # the last used comes last
             while len(self.sizes) > self.keep:
                 del self.sizes[next(iter(self.sizes))]
@@ -253,15 +254,16 @@ class _Graphs:
     """The graphs of one batch size and one bucket of symbols."""
 
     def __init__(
-        self, network: KernelNetwork, batch: int, symbols: int, device: torch.device, frame_buckets: Sequence[int]
-    ) -> None:
-        self.network, self.frame_buckets = network, frame_buckets
+        self, network: KernelNetwork, batch: int, symbols: int, device: torch.device, frame_buckets: Sequence[int],
+        pool: Any,
+    ) -> None:  # fmt: skip
+        self.network, self.frame_buckets, self.pool = network, frame_buckets, pool
         self.request = Request(batch, symbols, device)
         self.request.lengths.fill_(1)
         self.request.speed.fill_(1)
         self.staging = Request(batch, symbols, torch.device("cpu"), pinned=True)
         self.sent = torch.cuda.Event()
-        self.first = GraphedModel(lambda: encode(network, self.request))
+        self.first = GraphedModel(lambda: encode(network, self.request), pool=pool)
         self.encoded = self.first.output
         self.second: dict[tuple[int, int], GraphedModel] = {}
 
@@ -279,7 +281,8 @@ class _Graphs:
         key = (bucket(size, self.frame_buckets), least)
         graph = self.second.get(key)
         if graph is None:
-            graph = self.second[key] = GraphedModel(lambda: decode(self.network, self.encoded, *key))
+            graph = GraphedModel(lambda: decode(self.network, self.encoded, *key), pool=self.pool)
+            self.second[key] = graph
         return graph()
 
 
