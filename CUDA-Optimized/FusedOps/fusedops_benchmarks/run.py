@@ -40,10 +40,14 @@ def file_name(device: torch.device, ops: list[str], *, quick: bool, graphs: bool
     return "-".join(words + ["graphs"] * graphs + ["quick"] * quick)
 
 
-def measure(name: str, device: torch.device, rate: float, *, quick: bool, timing: Timing) -> list[dict[str, Any]]:
-    """The rows of an operator's cases; a case that cannot run leaves a row that says why."""
+def measure(
+    name: str, device: torch.device, rate: float, *, quick: bool, timing: Timing, match: str = ""
+) -> list[dict[str, Any]]:
+    """The rows of an operator's cases that `match` is found in; a case that cannot run leaves a row that says why."""
     rows = []
     for case in importlib.import_module(f".bench_{name}", fusedops_benchmarks.__name__).cases(device, quick):
+        if not re.search(match, f"{case.op} {case.direction} {case.shape} {case.dtype}"):
+            continue
         try:
             rows += measure_case(case, device, rate, timing)
         except RuntimeError as error:  # out of memory, a peer that does not compile
@@ -97,6 +101,7 @@ def main(arguments: list[str] | None = None) -> Path:
     parser = argparse.ArgumentParser(prog="fusedops_benchmarks.run", description=__doc__.splitlines()[0])
     parser.add_argument("--ops", nargs="+", default=modules(), choices=modules(), help="which (default: all)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes and few calls: does it work?")
+    parser.add_argument("--match", default="", help="only cases in whose line this regular expression is found")
     parser.add_argument("--iterations", type=int, default=Timing.iterations, help="timed calls per turn")
     parser.add_argument("--pairs", type=int, default=Timing.pairs, help="turns of ours and each peer")
     parser.add_argument("--warmup", type=int, default=Timing.warmup, help="calls before each turn that do not count")
@@ -115,7 +120,7 @@ def main(arguments: list[str] | None = None) -> Path:
     name = options.name or file_name(device, options.ops, quick=options.quick, graphs=options.graphs)
     rows: list[dict[str, Any]] = []
     for op in options.ops:
-        rows += measure(op, device, rate, quick=options.quick, timing=timing)
+        rows += measure(op, device, rate, quick=options.quick, timing=timing, match=options.match)
         record.attach("rows", rows)
         path = record.save(options.output / f"{name}.json")  # what has been measured is kept if a later one fails
     best = best_peers(rows)

@@ -19,8 +19,8 @@ from torch import Tensor
 # outputs and programs per multiprocessor of the one to weights; (tile..., warps). Registers, not arithmetic, set these
 # sizes: none of them spills on sm_90. `benchmark --mode tiles` measures others.
 FORWARD = (64, 32, 4)
-BACKWARD_INPUT = (64, 16, 4)
-BACKWARD_WEIGHT = (128, 4, 64, 2, 8)
+BACKWARD_INPUT = (128, 16, 4)
+BACKWARD_WEIGHT = (128, 4, 64, 4, 8)
 BACKWARD_WEIGHT_FP32 = (64, 2, 64, 4, 4)  # the other needs more shared memory than there is
 UNIT = 9  # numbers that describe a program's share of a block
 
