@@ -4,7 +4,7 @@ The choice is made at each call, from what was asked for (`use`, or the variable
 
 ========  ==========================================================================================================
 auto      the kernels for tensors on a CUDA device of compute capability 8.0 or newer, in float32, float16 or bfloat16,
-          where triton can be imported; the plain form for all else
+          where triton can be imported; the plain form for all else, DTensors among it
 triton    the kernels, or a RuntimeError that names operator, device and reason. CPU tensors, too, when triton was
           imported with TRITON_INTERPRET=1, which runs the kernels by an interpreter (slowly; for tests)
 plain     the plain form, written with PyTorch's own operators
@@ -19,6 +19,7 @@ import contextlib
 import functools
 import importlib.util
 import os
+import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 
@@ -80,6 +81,8 @@ def backend_for(*tensors: Tensor | None, op: str = "this operator") -> str:
     reason = obstacle(device.type, -1 if device.index is None else device.index)
     if not reason and device.type == "cpu" and asked == "auto":
         return "plain"  # the interpreter is for those who ask for it
+    if not reason and not torch.compiler.is_compiling() and any(map(is_distributed, given)):
+        reason = "a DTensor has no memory of its own; the plain form asks its shards"
     if not reason and _transformed():
         reason = "torch.func's transforms (grad, vmap, ...) need the plain form"
     if not reason:
@@ -90,6 +93,12 @@ def backend_for(*tensors: Tensor | None, op: str = "this operator") -> str:
     if asked == "triton":
         raise RuntimeError(f"fusedops.{op}: the triton backend cannot run on {device}: {reason}")
     return "plain"
+
+
+def is_distributed(tensor: Tensor) -> bool:
+    """Whether it is a DTensor, as FSDP2's parameters are."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
 
 
 @_constant_for_compiler

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fusedops.dispatch import device_guard
+from fusedops.dispatch import device_guard, is_distributed
 from fusedops.ops.multi_tensor import multi_tensor_l2norm_plain, run_squares
 from fusedops.ops.multi_tensor_table import TensorTable
 from fusedops.optim.bucket import MASTERS, Bucket, adopt_master, initial_state, make_bucket, master_of
@@ -274,7 +274,8 @@ class FusedOptimizer(Optimizer):
             for name in (*names, *(key for key in ("master", "remainder") if isinstance(state.get(key), Tensor))):
                 state[name] = laid_out_as(parameter, state[name])
             dtypes = (parameter.dtype, parameter.grad.dtype, *(state[name].dtype for name in names))
-            sorted_out.setdefault((parameter.device, master, *dtypes), []).append(parameter)
+            traits = (parameter.device, master, is_distributed(parameter), *dtypes)
+            sorted_out.setdefault(traits, []).append(parameter)
         return [
             make_bucket(chosen, [self.state[p] for p in chosen], names, self.scalar_names, traits[1], self.new_table())
             for traits, chosen in sorted_out.items()
@@ -387,6 +388,11 @@ def laid_out_as(parameter: Tensor, value: Tensor) -> Tensor:
     if all(a == b for a, b, size in strides if size != 1):
         return value
     return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+def whole(value: Tensor) -> float:
+    """A number, of all shards where it is that of a DTensor. Waits for the device."""
+    return float(value.full_tensor() if is_distributed(value) else value)
 
 
 def rate(group: dict[str, Any], device: torch.device) -> tuple[float | Tensor, bool]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fusedops.ops.multi_tensor_table import TensorTable
 from fusedops.optim.adam import bias_corrections, kernel_dtypes, log_of
-from fusedops.optim.base import Control, FusedOptimizer, Options, check_betas, check_hyperparameters, rate
+from fusedops.optim.base import Control, FusedOptimizer, Options, check_betas, check_hyperparameters, rate, whole
 from fusedops.optim.bucket import Bucket
 
 __all__ = ["LAMB"]
@@ -111,7 +111,7 @@ class LAMB(FusedOptimizer):
                 update += group["weight_decay"] * x
             lr = float(group["lr"])
             if is_adapted(group):
-                weight_norm, update_norm = (float(torch.linalg.vector_norm(t)) for t in (x, update))
+                weight_norm, update_norm = (whole(torch.linalg.vector_norm(t)) for t in (x, update))
                 if weight_norm > 0 and update_norm > 0:
                     lr *= weight_norm / update_norm
             bucket.write(index, x - lr * update, self.options.seed)

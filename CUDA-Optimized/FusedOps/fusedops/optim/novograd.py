@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fusedops.optim.adam import bias_corrections, kernel_dtypes, log_of
-from fusedops.optim.base import Control, FusedOptimizer, Options, check_betas, check_hyperparameters, rate
+from fusedops.optim.base import Control, FusedOptimizer, Options, check_betas, check_hyperparameters, rate, whole
 from fusedops.optim.bucket import Bucket
 
 __all__ = ["NovoGrad"]
@@ -87,7 +87,7 @@ class NovoGrad(FusedOptimizer):
             g = gradient.to(x.dtype) * factor
             step = float(bucket.steps[index])
             running = bucket.scalars["exp_avg_norm"]
-            norm = float(torch.linalg.vector_norm(g, math.inf if group["norm_type"] == 0 else 2)) if g.numel() else 0.0
+            norm = whole(torch.linalg.vector_norm(g, math.inf if group["norm_type"] == 0 else 2)) if g.numel() else 0.0
             if step > 1 or group["init_zero"]:
                 old = float(running[index])
                 if group["norm_type"] == 0:
