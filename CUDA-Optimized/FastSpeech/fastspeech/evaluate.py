@@ -9,6 +9,7 @@ predicted ones are off. `--config` takes a recipe of training for its data alone
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,9 @@ from .synthesis import Synthesizer
 
 # Of `evaluate`, with their units; all are better when lower.
 METRICS = {"loss": "", "mel": "", "mel_l1": "", "duration": "", "duration_frames": "frames", "length_percent": "%"}
+
+
+UTTERANCES = ("data", "train_list", "val_list", "utterances", "voices", "min_seconds", "max_seconds")  # which there are
 
 
 @dataclass
@@ -97,6 +101,17 @@ def listen(config: EvaluateConfig, voice: pretrained.Found, split: Any, device: 
     return intelligibility.judge(utterances, speeches, listener, Path(config.output_dir) / "said")
 
 
+def other_utterances(config: EvaluateConfig, voice: pretrained.Found) -> list[str]:
+    """Options of which utterances there are that a run was trained with otherwise, as words."""
+    trained = voice.extra.get("trained", {})
+    own = configs.to_dict(config)
+    return [
+        f"{name} {trained[name]!r} instead of {own[name]!r}"
+        for name in UTTERANCES
+        if name in trained and trained[name] != own[name]
+    ]
+
+
 def options_of(args: list[str] | None) -> EvaluateConfig:
     """The options of a command line, whose `--config` may be a recipe of training: of that, the data."""
     return configs.parse(
@@ -108,6 +123,12 @@ def main(args: list[str] | None = None) -> dict[str, Any]:
     config = options_of(args)
     with dist.init(config.device) as world:
         voice = pretrained.load(config.checkpoint, device=world.device)
+        if (other := other_utterances(config, voice)) and world.is_main:
+            print(
+                f"note: the voice was trained with {', '.join(other)}: some of what is measured may have been "
+                "learnt from; --config takes the recipe of its training",
+                file=sys.stderr,
+            )
         for name, value in voice.mel.to_dict().items():
             if hasattr(config, name):
                 setattr(config, name, value)

@@ -29,7 +29,8 @@ NEEDED = ("arch", "preprocessing")
 
 @dataclass
 class Found:
-    """A voice with what is known of it. `leads`: its texts begin with a space, see `data`."""
+    """A voice with what is known of it. `leads`: its texts begin with a space, see `data`. `extra`: its card, or of a
+    run the options that it was "trained" with."""
 
     model: FastSpeech
     arch: str
@@ -64,7 +65,9 @@ def load(
     """
     path = Path(source)
     if path.is_dir():
-        found = _assemble(*checkpoints.load_weights(path, averaged))
+        metadata, state_dict, name = checkpoints.load_weights(path, averaged)
+        found = _assemble(metadata, state_dict, name)
+        found.extra = {"trained": metadata.get("config", {})}
     elif str(source) in weights.cards():
         raw = weights.card(str(source)).raw
         found = _assemble(raw, weights.load_state_dict(weights.resolve(str(source))), str(source))

@@ -30,6 +30,8 @@ from .options import CONFIGS, TASK
 from .recipe import TrainConfig
 from .step import TrainState, capture, fuse, train_step
 
+FREE = ("fuse", "resident", "listen")  # options that a run may be continued with other values of
+
 
 class Trainer(trainer.Trainer):
     """Builds everything of a run. The step itself knows nothing of it."""
@@ -105,6 +107,10 @@ class Trainer(trainer.Trainer):
 
     def identity(self) -> dict[str, Any]:
         return pretrained.describe(self.config.arch, self.mel, self.front_end)
+
+    def conditions(self) -> dict[str, Any]:
+        """Without what changes no result but by rounding."""
+        return {key: value for key, value in super().conditions().items() if key not in FREE}
 
     def data_identity(self) -> dict[str, str]:
         return self.config.identity(self.splits)

@@ -69,7 +69,7 @@ def weights_of(output: Path) -> dict[str, torch.Tensor]:
     return checkpoints.load(checkpoints.Checkpoints(output / "checkpoints").latest()).model["model"]
 
 
-def test_a_voice_learns_and_its_report_can_be_heard(lists, tmp_path):
+def test_a_voice_learns_and_its_report_can_be_heard(lists, tmp_path, capsys):
     train.main([*SMALL, *lists, "--arch", "tiny", "--epochs", "4", "--output_dir", str(tmp_path)])
     record = records.load(tmp_path).fields
     losses = [loss for _, loss in record["curve"]["train.loss"]]
@@ -84,6 +84,9 @@ def test_a_voice_learns_and_its_report_can_be_heard(lists, tmp_path):
     options = [*lists, "--batch_size", "3", "--workers", "0", "--device", "cpu", *SMALL[-4:]]
     again = evaluate.main(["--checkpoint", str(tmp_path), *options, "--output_dir", str(tmp_path / "again")])
     assert again["loss"] == pytest.approx(record["metrics"]["val.best_loss"]["value"], rel=1e-4)
+    assert "note:" not in capsys.readouterr().err
+    config = evaluate.options_of(["--checkpoint", str(tmp_path), *options, "--max_seconds", "9"])
+    assert evaluate.other_utterances(config, found) == ["max_seconds 12.0 instead of 9.0"]
 
 
 def test_resumed_in_the_middle_of_an_epoch_is_the_uninterrupted_run(lists, tmp_path):
@@ -92,7 +95,7 @@ def test_resumed_in_the_middle_of_an_epoch_is_the_uninterrupted_run(lists, tmp_p
     folders = (path for path in (tmp_path / "whole" / "checkpoints").iterdir() if path.is_dir())
     middle = next(path for path in folders if checkpoints.load(path).step == 3)
     shutil.copytree(middle, tmp_path / "resumed" / "checkpoints" / middle.name)
-    train.main([*arguments, "--output_dir", str(tmp_path / "resumed")])
+    train.main([*arguments, "--resident", "true", "--listen", "1", "--output_dir", str(tmp_path / "resumed")])
     ours, theirs = weights_of(tmp_path / "resumed"), weights_of(tmp_path / "whole")
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
