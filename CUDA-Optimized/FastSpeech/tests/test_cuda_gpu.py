@@ -288,3 +288,15 @@ def test_tensorrt():
 
     rows = verify.verify(verify.VerifyConfig(arch="fastspeech_compact"))
     assert rows and all(row.passes for row in rows), verify.table(rows)
+
+
+@pytest.mark.multigpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("form", ["kernels", "graph"])
+def test_a_device_that_is_not_the_current_one(form):
+    text, lengths = speech(2, 40)
+    model = voice("fastspeech_compact", HALF)
+    expected = engine.build(model, form)(text, lengths).mel.clone()
+    found = engine.build(model.to("cuda:1"), form)(text, lengths).mel
+    assert torch.cuda.current_device() == 0 and found.device.index == 1
+    torch.testing.assert_close(found.cpu(), expected.cpu(), atol=2e-2, rtol=0)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -72,6 +73,11 @@ def check(text: Tensor, text_lengths: Tensor, symbols: int, speed: float | Tenso
         speeds = [speed]
     if bad := [value for value in speeds if not 0 < value < float("inf")]:
         raise ValueError(f"a speed must be above 0, got {bad[0]}")
+
+
+def on(device: torch.device) -> AbstractContextManager[Any]:
+    """What is launched or captured within goes to this device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class PlainEngine:
@@ -147,7 +153,7 @@ class KernelEngine:
 
     def __call__(self, text, text_lengths, durations=None, size=None, speed=1.0, emphasis=None, pauses=None):
         check(text, text_lengths, self.network.config.num_symbols, speed)
-        with self.lock, torch.inference_mode():
+        with self.lock, on(self.device), torch.inference_mode():
             return self._speak(text, text_lengths, durations, size, speed, emphasis, pauses)
 
     def _speak(self, text, text_lengths, durations, size, speed, emphasis, pauses) -> Prediction:
@@ -241,12 +247,11 @@ class GraphEngine(KernelEngine):
     def _prepared(self, text, lengths, speed, emphasis, pauses) -> _Graphs:
         key = (bucket(text.shape[0], self.batch_buckets), bucket(text.shape[1], self.text_buckets))
         graphs = self.sizes.pop(key, None)
-        with torch.cuda.device(self.device):
-            graphs = graphs or _Graphs(self.network, *key, self.device, self.frame_buckets, self.pool)
-            self.sizes[key] = graphs  # the last used comes last
-            while len(self.sizes) > self.keep:
-                del self.sizes[next(iter(self.sizes))]
-            graphs.start(text, lengths, speed, emphasis, pauses)
+        graphs = graphs or _Graphs(self.network, *key, self.device, self.frame_buckets, self.pool)
+        self.sizes[key] = graphs  # the last used comes last
+        while len(self.sizes) > self.keep:
+            del self.sizes[next(iter(self.sizes))]
+        graphs.start(text, lengths, speed, emphasis, pauses)
         return graphs
 
 

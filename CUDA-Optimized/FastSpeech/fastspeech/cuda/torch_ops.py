@@ -8,7 +8,7 @@ form, so that torch.compile and torch.export see shapes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -95,6 +95,20 @@ def _ints(x: Tensor, *others: Tensor | None) -> list[Tensor | None]:
     return [None if other is None else other.to(x.device, torch.int32).contiguous() for other in others]
 
 
+def _on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Launches go to the current device, which the first tensor's may not be."""
+
+    @functools.wraps(function)
+    def run(x: Tensor, *others: Any, **named: Any) -> Any:
+        if x.is_cuda and x.device.index != torch.cuda.current_device():
+            with torch.cuda.device(x.device):
+                return function(x, *others, **named)
+        return function(x, *others, **named)
+
+    return run
+
+
+@_on_its_device
 def regulate(
     x: Tensor, durations: Tensor, size: int, least: int = 0, with_positions: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -114,11 +128,13 @@ def regulate(
     return out, lengths
 
 
+@_on_its_device
 def add_positions(x: Tensor, lengths: Tensor | None = None) -> Tensor:
     """See `reference.add_positions`."""
     return _positions("add_positions", x, None, lengths)
 
 
+@_on_its_device
 def embed(table: Tensor, symbols: Tensor, lengths: Tensor | None = None) -> Tensor:
     """See `reference.embed`."""
     return _positions("embed", table, symbols, lengths)
@@ -139,6 +155,7 @@ def _positions(name: str, x: Tensor, symbols: Tensor | None, lengths: Tensor | N
     return out
 
 
+@_on_its_device
 def residual_norm(
     x: Tensor, bias: Tensor | None, residual: Tensor | None, gain: Tensor, shift: Tensor, lengths: Tensor | None = None,
     epsilon: float = 1e-5,
@@ -158,6 +175,7 @@ def residual_norm(
     return out
 
 
+@_on_its_device
 def attention64(qkv: Tensor, lengths: Tensor | None, heads: int) -> Tensor:
     """See `reference.attention64`."""
     device = device_library(qkv)
@@ -177,6 +195,7 @@ def attention64(qkv: Tensor, lengths: Tensor | None, heads: int) -> Tensor:
     return out
 
 
+@_on_its_device
 def convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None, lengths: Tensor | None = None, relu: bool = False
 ) -> Tensor:
@@ -189,6 +208,7 @@ def convolution(
     return _convolve(device, x, weight, bias, None, None, None, lengths, launches.RELU * relu, 0.0, None, None)
 
 
+@_on_its_device
 def convolution_norm(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, gain: Tensor, shift: Tensor,
     lengths: Tensor | None = None, relu: bool = False, epsilon: float = 1e-5, arrived: Tensor | None = None,
@@ -231,6 +251,7 @@ def _convolve(
     return out
 
 
+@_on_its_device
 def predict_durations(
     x: Tensor, weights: list[Tensor], lengths: Tensor | None = None, speed: Tensor | None = None,
     emphasis: Tensor | None = None, pauses: Tensor | None = None, epsilon: float = 1e-5,

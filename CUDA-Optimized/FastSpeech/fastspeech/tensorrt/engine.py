@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..cuda import torch_ops
-from ..cuda.engine import bucket, check
+from ..cuda.engine import bucket, check, on
 from ..model import FastSpeech, Prediction
 from . import cache, layers, network, plugins
 
@@ -131,7 +131,7 @@ class TensorRTEngine:
         return found | {"mel_lengths": lengths}
 
     def __call__(self, text, text_lengths, durations=None, size=None, speed=1.0, emphasis=None, pauses=None):
-        with self.lock, torch.inference_mode():
+        with self.lock, on(self.device), torch.inference_mode():
             return self._speak(text, text_lengths, durations, size, speed, emphasis, pauses)
 
     def _speak(self, text, text_lengths, durations, size, speed, emphasis, pauses) -> Prediction:
