@@ -179,3 +179,33 @@ def test_targets_of_32_bits(backend: str) -> None:
         torch.testing.assert_close(
             ops.cross_entropy(logits, target.int()), nn.functional.cross_entropy(logits, target), rtol=1e-5, atol=1e-6
         )
+
+
+@pytest.mark.parametrize("through", ["x", "dy"])
+def test_a_second_derivative_of_a_kernel_is_an_error_and_not_nothing(triton_backend, through: str) -> None:
+    """A penalty on a gradient, beside another loss, would lose its own gradient without a word."""
+    x = torch.randn(3, 8, requires_grad=True)
+    dy = torch.randn(3, 8, requires_grad=through == "dy")
+    y = ops.rms_norm(x, 8)
+    (gradient,) = torch.autograd.grad(y, x, dy, create_graph=True)
+    with pytest.raises(RuntimeError, match="fusedops.norm.*: this derivative cannot be differentiated again"):
+        (gradient.square().sum() + x.sum()).backward()
+    with fusedops.use("plain"):
+        (exact,) = torch.autograd.grad(ops.rms_norm(x, 8), x, dy, create_graph=True)
+        torch.testing.assert_close(gradient, exact, rtol=1e-5, atol=1e-5)
+        (exact.square().sum() + x.sum()).backward()
+    assert x.grad.isfinite().all()
+
+
+def test_betas_may_be_tensors_and_are_two(backend) -> None:
+    ends = []
+    for betas in ((0.9, 0.99), (torch.tensor(0.9, dtype=torch.float64), torch.tensor(0.99, dtype=torch.float64))):
+        p = nn.Parameter(torch.ones(5))
+        for make in (optim.AdamW, optim.LAMB, optim.NovoGrad):
+            optimizer = make([p], lr=0.1, betas=betas)
+            p.grad = torch.arange(5.0)
+            optimizer.step()
+        ends.append(p.detach().clone())
+    assert torch.equal(*ends)
+    with pytest.raises(ValueError, match=r"betas must be two numbers, not \(0.9,\)"):
+        optim.AdamW([p], betas=(0.9,))

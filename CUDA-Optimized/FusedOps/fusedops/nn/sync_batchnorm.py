@@ -8,12 +8,15 @@ where torch.nn.SyncBatchNorm does not; names of parameters and buffers are torch
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from ..ops.registration import once
 
 __all__ = ["SyncBatchNorm", "convert_sync_batchnorm"]
 
@@ -62,7 +65,7 @@ class _Normalise(torch.autograd.Function):
         return (wide * _ends(x, scale) + _ends(x, offset)).to(x.dtype), count, mean, variance
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @functools.partial(once, "SyncBatchNorm")
     def backward(ctx: Any, dy: Tensor, *_: None) -> tuple:
         x, weight, mean, rstd, count = ctx.saved_tensors
         wide = dy.to(rstd.dtype)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Operator", "is_direct"]
+__all__ = ["Operator", "is_direct", "once"]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -23,6 +23,42 @@ def is_direct(*tensors: Tensor | None) -> bool:
     if torch.compiler.is_compiling():
         return False
     return all(tensor is None or type(tensor) in _PLAIN for tensor in tensors)
+
+
+class _Last(torch.autograd.Function):
+    """Gradients as they are; a derivative of them is an error. torch's once_differentiable raises it only where the
+    gradient from above can be differentiated, and forgets what the gradients owe to the inputs.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, name: str, *gradients: Tensor) -> tuple[Tensor, ...]:
+        ctx.name = name
+        return gradients
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> None:
+        raise RuntimeError(
+            f"fusedops.{ctx.name}: this derivative cannot be differentiated again; those of the plain forms can "
+            "(fusedops.use('plain'))"
+        )
+
+
+def once(name: str, backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward pass made of kernels, whose gradients refuse to be differentiated."""
+
+    def wrapper(ctx: Any, *gradients: Tensor | None) -> Any:
+        with torch.no_grad():
+            results = backward(ctx, *gradients)
+        if not torch.is_grad_enabled():
+            return results
+        results = list(results) if isinstance(results, tuple) else [results]
+        places = [place for place, value in enumerate(results) if isinstance(value, Tensor)]
+        ended = _Last.apply(name, *(results[place].detach().requires_grad_() for place in places))
+        for place, value in zip(places, ended, strict=True):
+            results[place] = value
+        return tuple(results)
+
+    return wrapper
 
 
 class Operator:
@@ -52,7 +88,7 @@ class Operator:
 
         members = {
             "forward": staticmethod(forward),
-            "backward": staticmethod(backward if again else torch.autograd.function.once_differentiable(backward)),
+            "backward": staticmethod(backward if again else once(self.name, backward)),
         }
         self.function = type(f"fusedops_{self.name}", (torch.autograd.Function,), members)
         return self

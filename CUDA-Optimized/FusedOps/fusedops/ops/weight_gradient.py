@@ -6,6 +6,7 @@ buffer once more. Here the product's own epilogue adds: buffer = dy^T x + 1 buff
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .autocast import cast_for_product, without_autocast
+from .registration import once
 
 __all__ = ["accumulate_weight_gradient", "add_product_", "linear_accumulating"]
 
@@ -46,7 +48,7 @@ class _Accumulating(torch.autograd.Function):
         return F.linear(x, weight, bias)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @functools.partial(once, "linear_accumulating")
     def backward(ctx: Any, dy: Tensor) -> tuple:
         x, weight = ctx.saved_tensors
         with without_autocast(dy.device):  # the forward pass's types, wherever backward is called

@@ -10,6 +10,7 @@ Arithmetic and results are float32 whatever the logits' type. `softcap` c replac
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from ..dispatch import backend_for
 from .ranges import check_range
-from .registration import Operator, is_direct
+from .registration import Operator, is_direct, once
 
 __all__ = ["cross_entropy", "cross_entropy_plain"]
 
@@ -188,7 +189,7 @@ class _InPlace(torch.autograd.Function):
         return losses if reduction == "none" else losses.sum() / (count != 0) if count is not None else losses.sum()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @functools.partial(once, "cross_entropy")
     def backward(ctx: Any, upstream: Tensor) -> tuple:
         from . import xentropy_kernels
 

@@ -62,7 +62,7 @@ class Adam(FusedOptimizer):
         from fusedops.optim import kernels
 
         table = bucket.bind()
-        beta1, beta2 = group["betas"]
+        beta1, beta2 = map(float, group["betas"])
         lr, loaded = rate(group, bucket.device)
         kernels.adam_kernel[(table.programs,)](
             table.addresses, table.items, table.num_items, table.num_tensors, bucket.ticket, bucket.steps,
@@ -75,7 +75,7 @@ class Adam(FusedOptimizer):
         )  # fmt: skip
 
     def update_plain(self, group: dict[str, Any], bucket: Bucket, factor: float) -> None:
-        beta1, beta2 = group["betas"]
+        beta1, beta2 = map(float, group["betas"])
         lr, weight_decay = float(group["lr"]), group["weight_decay"]
         for index, gradient in enumerate(bucket.gradients):
             x = bucket.read(index)
@@ -116,7 +116,7 @@ def bias_corrections(group: dict[str, Any], step: float) -> tuple[float, float]:
     """-> 1 - beta1 ** step and 1 - beta2 ** step; ones where a group asks for no correction."""
     if not group["bias_correction"]:
         return 1.0, 1.0
-    beta1, beta2 = group["betas"]
+    beta1, beta2 = map(float, group["betas"])
     return 1 - beta1**step, 1 - beta2**step
 
 

@@ -411,7 +411,10 @@ def check_hyperparameters(**values: float | Tensor) -> None:
 
 
 def check_betas(betas: Iterable[float]) -> None:
-    """ValueError for a beta outside [0, 1)."""
+    """ValueError unless there are two betas in [0, 1)."""
+    betas = tuple(betas)
+    if len(betas) != 2:
+        raise ValueError(f"betas must be two numbers, not {betas}")
     for number, beta in enumerate(betas):
         if not 0.0 <= beta < 1.0:
             raise ValueError(f"betas[{number}] must be in [0, 1): {beta}")

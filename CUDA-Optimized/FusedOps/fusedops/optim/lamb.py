@@ -74,7 +74,7 @@ class LAMB(FusedOptimizer):
         from fusedops.optim.kernels import TENSORS
 
         table = bucket.bind()
-        beta1, beta2 = group["betas"]
+        beta1, beta2 = map(float, group["betas"])
         lr, loaded = rate(group, bucket.device)
         adapted = is_adapted(group)
         workspaces = [
@@ -94,7 +94,7 @@ class LAMB(FusedOptimizer):
         )  # fmt: skip
 
     def update_plain(self, group: dict[str, Any], bucket: Bucket, factor: float) -> None:
-        beta1, beta2 = group["betas"]
+        beta1, beta2 = map(float, group["betas"])
         beta3 = 1 - beta1 if group["grad_averaging"] else 1.0
         for index, gradient in enumerate(bucket.gradients):
             x = bucket.read(index)

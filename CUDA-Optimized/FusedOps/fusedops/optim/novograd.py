@@ -65,7 +65,7 @@ class NovoGrad(FusedOptimizer):
         from fusedops.optim.kernels import TENSORS
 
         table = bucket.bind()
-        beta1, beta2 = group["betas"]
+        beta1, beta2 = map(float, group["betas"])
         lr, loaded = rate(group, bucket.device)
         kernels.novograd_kernel[(table.programs,)](
             table.addresses, table.items, table.num_items, table.num_tensors, bucket.ticket, bucket.steps,
@@ -80,7 +80,7 @@ class NovoGrad(FusedOptimizer):
         )  # fmt: skip
 
     def update_plain(self, group: dict[str, Any], bucket: Bucket, factor: float) -> None:
-        beta1, beta2 = group["betas"]
+        beta1, beta2 = map(float, group["betas"])
         beta3 = 1 - beta1 if group["grad_averaging"] else 1.0
         for index, gradient in enumerate(bucket.gradients):
             x = bucket.read(index)
