@@ -164,7 +164,7 @@ def speech() -> dict[str, torch.Tensor]:
         "lengths": torch.tensor([11, 6, 0], dtype=torch.int32),
         "speed": torch.tensor([1.0, 0.7, 1.0]),
         "emphasis": 1 + torch.rand(3, 11, generator=generator),
-        "pauses": torch.randint(0, 3, (3, 11), generator=generator, dtype=torch.int32),
+        "pauses": torch.randint(-4, 3, (3, 11), generator=generator, dtype=torch.int32),  # below 0: less, down to 0
     }
 
 
@@ -176,6 +176,7 @@ def test_the_encoder_is_the_models():
         hidden, logs = model.encode(given["text"].long(), given["lengths"])
     torch.testing.assert_close(found["hidden"], hidden, atol=2e-5, rtol=0)
     torch.testing.assert_close(found["log_durations"], logs, atol=2e-5, rtol=0)
+    assert (given["pauses"] < 0).any()
     controls = (given["speed"], given["emphasis"], given["pauses"])
     expected = round_durations(found["log_durations"], given["lengths"], *controls)
     expected[2] = 0  # the one frame of an empty item comes later
