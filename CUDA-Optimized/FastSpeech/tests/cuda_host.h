@@ -96,7 +96,7 @@ inline Meeting all;
 inline std::vector<unsigned char> shared;
 inline jmp_buf host_place;
 inline const std::function<void()>* body;
-inline bool backwards = false;  // threads take turns from the last to the first
+inline bool backwards = false;  // blocks, and threads of a block, take turns from the last to the first
 inline unsigned last_launch[5];  // grid, threads, bytes of shared memory
 
 [[noreturn]] inline void fail(const char* what) {
@@ -185,12 +185,12 @@ inline void launch(const char* name, dim3 grid, unsigned count, size_t bytes, co
     threads = count;
     shared.assign(bytes + 128, 0xff);
     body = &kernel;
-    for (unsigned z = 0; z < grid.z; ++z)
-        for (unsigned y = 0; y < grid.y; ++y)
-            for (unsigned x = 0; x < grid.x; ++x) {
-                blockIdx_ = dim3(x, y, z);
-                run_block();
-            }
+    const size_t blocks = static_cast<size_t>(grid.x) * grid.y * grid.z;
+    for (size_t turn = 0; turn < blocks; ++turn) {
+        const size_t block = backwards ? blocks - 1 - turn : turn;
+        blockIdx_ = dim3(block % grid.x, block / grid.x % grid.y, block / grid.x / grid.y);
+        run_block();
+    }
 }
 
 inline void* dynamic_shared() {

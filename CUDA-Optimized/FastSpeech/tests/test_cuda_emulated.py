@@ -217,8 +217,9 @@ def test_duration_predictor(host, dtype, inputs, hidden, symbols):
     assert torch.equal(changed, torch.where(there, frames, 0))
 
 
-def test_nothing_depends_on_the_order_of_threads(host):
-    """Barriers that are missing would let a thread read what another one has not written yet, or has overwritten."""
+def test_nothing_depends_on_the_order_of_threads_and_blocks(host):
+    """Barriers that are missing would let a thread read what another one has not written yet, or has overwritten; and
+    parts of a sum are added in one order, whichever block arrives last."""
     x, lengths = normal(2, 70, 192, dtype=HALF), torch.tensor([70, 33], dtype=torch.int32)
     durations = torch.randint(0, 4, (2, 70), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
     weight, gain = normal(72, 3, 192, dtype=HALF, scale=0.1), normal(72, dtype=HALF, seed=1)

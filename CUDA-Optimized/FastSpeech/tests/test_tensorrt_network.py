@@ -164,7 +164,7 @@ def speech() -> dict[str, torch.Tensor]:
         "lengths": torch.tensor([11, 6, 0], dtype=torch.int32),
         "speed": torch.tensor([1.0, 0.7, 1.0]),
         "emphasis": 1 + torch.rand(3, 11, generator=generator),
-        "pauses": torch.randint(-4, 3, (3, 11), generator=generator, dtype=torch.int32),  # below 0: less, down to 0
+        "pauses": torch.randint(-3, 6, (3, 11), generator=generator, dtype=torch.int32),  # below 0: less, down to 0
     }
 
 
