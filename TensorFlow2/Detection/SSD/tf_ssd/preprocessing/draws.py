@@ -20,6 +20,7 @@ from .cache import PreprocessorCache, StepCache
 __all__ = ["AnyCache", "Draws", "Seed", "fold", "fresh_seed"]
 
 Seed = int | Sequence[int] | tf.Tensor | None
+PHILOX = 1  # its number among TensorFlow's algorithms
 AnyCache = PreprocessorCache | StepCache | None
 
 
@@ -47,6 +48,21 @@ def fold(seed: Seed, *words: Hashable) -> tf.Tensor:
     return seed + tf.constant(struct.unpack("<qq", digest), tf.int64)
 
 
+def uniform(shape: Sequence[Any], seed: tf.Tensor) -> tf.Tensor:
+    """Uniform float32 in [0, 1), multiples of 2**-24; the same on every device and in XLA.
+
+    TensorFlow's own floats are not: which algorithm it picks, and which bits it turns into a float, depend on both.
+    Philox (Salmon et al., 2011) makes random bits of a key and a counter that runs along the values drawn. The key is
+    one half of the seed and the counter starts at 2**64 times the other: no two streams meet.
+    """
+    words = tf.bitcast(seed, tf.uint64)
+    start = tf.concat([tf.zeros([1], tf.uint64), words[1:]], 0)
+    bits = tf.raw_ops.StatelessRandomUniformFullIntV2(
+        shape=shape, key=words[:1], counter=start, alg=PHILOX, dtype=tf.uint32
+    )
+    return tf.cast(tf.bitwise.right_shift(bits, tf.constant(8, tf.uint32)), tf.float32) * 2.0**-24
+
+
 class Draws:
     """The draws of one call of a function. Nothing random is built for a draw that the cache holds.
 
@@ -71,7 +87,7 @@ class Draws:
         """A draw that is not kept: part of something that is kept as a whole, or of what cannot be replayed."""
         if self._seed is None:  # one for all draws of this call, and none if the cache holds them all
             self._seed = fresh_seed()
-        return tf.random.stateless_uniform(shape, fold(self._seed, self.function_id, name))
+        return uniform(shape, fold(self._seed, self.function_id, name))
 
     def remember(self, name: str, make: Callable[[], Any]) -> Any:
         """What the cache holds under this name, or else what `make` gives, which is kept."""

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from . import parameters as p
 from .boxes import clip
-from .draws import Seed, fold
+from .draws import Seed, fold, uniform
 from .registry import step
 from .shapes import as_floats, floats, present, size_of
 
@@ -72,7 +72,7 @@ def random_jitter_boxes(boxes: Any, ratio: float = 0.05, seed: Seed = None) -> t
     Each box draws for itself, so there is nothing that another picture's boxes could replay: it takes no cache.
     """
     boxes = floats(boxes)
-    draws = tf.random.stateless_uniform(tf.shape(boxes), fold(seed, "random_jitter_boxes"), -ratio, ratio)
+    draws = 2.0 * ratio * (uniform(tf.shape(boxes), fold(seed, "random_jitter_boxes")) - 0.5)
     sides = tf.tile(boxes[:, 2:] - boxes[:, :2], [1, 2])
     moved = clip(boxes + draws * sides)
     # From a ratio of 0.5 on, edges can change places.
