@@ -1,13 +1,15 @@
 """Measure operators and optimizers against their peers: `dlx run FusedOps benchmark -- --ops norm`.
 
 Every case runs ours and each peer in turns in one process. Writes NAME.json (the record, with all rows) and NAME.png,
-to results/ of the task unless told otherwise, with a name that says the device.
+to results/ of the task unless told otherwise (to runs/ in a container, where results/ cannot be written), with a name
+that says the device.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import pkgutil
 import re
 import statistics
@@ -30,6 +32,12 @@ def modules() -> list[str]:
     """The names of the measurements, from the modules bench_*."""
     found = (module.name for module in pkgutil.iter_modules(fusedops_benchmarks.__path__))
     return sorted(name.removeprefix("bench_") for name in found if name.startswith("bench_"))
+
+
+def default_output() -> Path:
+    """The task's results/, or where that cannot be written runs/, which scripts/docker/run.sh mounts."""
+    folder = RESULTS if RESULTS.is_dir() else RESULTS.parent
+    return RESULTS if os.access(folder, os.W_OK) else Path("runs/fusedops_benchmark")
 
 
 def file_name(device: torch.device, ops: list[str], *, quick: bool, graphs: bool) -> str:
@@ -107,7 +115,7 @@ def main(arguments: list[str] | None = None) -> Path:
     parser.add_argument("--warmup", type=int, default=Timing.warmup, help="calls before each turn that do not count")
     parser.add_argument("--graphs", action="store_true", help="on a GPU, time replays of CUDA graphs, not launches")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the results (default: the task's)")
+    parser.add_argument("--output", type=Path, default=default_output(), help="folder for the results")
     parser.add_argument("--name", help="name of the record and the picture (default: says device and operators)")
     options = parser.parse_args(arguments)
     device = torch.device(options.device)

@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from fusedops import amp
@@ -335,3 +336,25 @@ def test_an_exception_in_the_block_loses_nothing(device, opt_level):
     accumulate()
     for p, b in zip(masters, before, strict=True):
         torch.testing.assert_close(p.grad, 2 * b)
+
+
+@pytest.mark.parametrize("opt_level", ["O0", "O1", "O2"])
+@pytest.mark.parametrize("as_views", [False, True])
+def test_accumulation_in_data_parallel(tmp_path, device, opt_level, as_views):
+    """Also where gradients are views of buckets, into which the next backward pass writes."""
+    model = make_model(device).eval()
+    reference = copy.deepcopy(model)
+    model, optimizer = amp.initialize(model, SGD(model.parameters(), lr=0.1), opt_level=opt_level, loss_scale=128.0)
+    x, y = data(device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=as_views)
+        for part in range(3):
+            with amp.scale_loss((wrapped(x[part::3]) - y[part::3]).square().mean(), optimizer) as scaled:
+                scaled.backward()
+            (reference(x[part::3]) - y[part::3]).square().mean().backward()
+    finally:
+        dist.destroy_process_group()
+    for p, q in zip(amp.master_params(optimizer), reference.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=3e-2, atol=3e-2)

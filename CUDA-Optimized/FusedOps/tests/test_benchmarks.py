@@ -59,6 +59,12 @@ def test_a_case_that_cannot_run_leaves_its_reason(monkeypatch, tmp_path):
     assert {row["direction"]: row.get("error") for row in rows} == {"forward": None, "backward": "no room"}
 
 
+def test_where_results_cannot_be_written_runs_can(monkeypatch):
+    assert run.default_output() == run.RESULTS
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert run.default_output() == Path("runs/fusedops_benchmark")
+
+
 def test_larcs_peer_does_the_same():
     mine, theirs = (bench_larc.parameters([(5, 3), (7,)], torch.device("cpu")) for _ in range(2))
     for p, q in zip(mine, theirs, strict=True):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from fusedops.ops.multi_tensor import multi_tensor_axpby, multi_tensor_scale
@@ -36,12 +37,16 @@ class Stash:
         return [p for group in self.optimizer.param_groups for p in group["params"] if id(p) not in masters]
 
     def put_aside(self) -> None:
-        """Before a backward pass: gradients that are unscaled already must not mix with scaled ones."""
+        """Before a backward pass: gradients that are unscaled already must not mix with scaled ones.
+
+        Where there are processes they are copied: DistributedDataParallel may have the pass write into their memory.
+        """
         if self.pending:
             return
+        shared = dist.is_available() and dist.is_initialized()
         for parameter in (*self.others(), *(model_parameter for model_parameter, _ in self.pairs)):
             if parameter.grad is not None:
-                self.aside[parameter] = parameter.grad
+                self.aside[parameter] = parameter.grad.clone() if shared else parameter.grad
                 parameter.grad = None
 
     def put_back(self) -> None:

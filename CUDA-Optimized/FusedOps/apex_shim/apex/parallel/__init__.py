@@ -48,7 +48,7 @@ class DistributedDataParallel(nn.parallel.DistributedDataParallel):
                 "gradients are averaged by torch's DistributedDataParallel: gradient_average=False, other "
                 "gradient_predivide_factor and retain_allreduce_buffers=True need a communication hook"
             )
-        super().__init__(module, gradient_as_bucket_view=True)
+        super().__init__(module)
 
 
 class Reducer:
