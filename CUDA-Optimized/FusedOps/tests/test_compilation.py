@@ -110,6 +110,7 @@ def optimizers() -> None:
     for name in ("AdamW", "SGD", "LAMB", "NovoGrad", "Adagrad"):
         for dtype in (torch.float32, B16):
             getattr(optim, name)(parameters(dtype), lr=0.1, skip_nonfinite=True).step()
+    optim.LAMB(parameters(B16), weight_decay=0.0, master_weights="remainder", zero_grads=True).step()
     gradients = [parameter.grad for parameter in parameters(B16)]
     multi_tensor.clip_grad_norm_(parameters(B16), 1.0)
     multi_tensor.multi_tensor_scale(gradients, parameters(torch.float32), 0.5)
