@@ -88,7 +88,7 @@ def measure_serving(config: BenchmarkConfig, callers: int, device: torch.device)
     async def measure() -> list[dict[str, Any]]:
         rows = []
         for streamed in (False, True):
-            async with Service(synthesizer, queue_size=max(64, 2 * callers)) as service:
+            async with Service(synthesizer, queue_size=max(64, 2 * callers), time_limit=600) as service:
                 await _load(service, callers, config.warmup * callers, streamed)
                 if device.type == "cuda":
                     torch.cuda.reset_peak_memory_stats(device)
