@@ -165,6 +165,17 @@ def test_streams_are_independent_and_seeds_of_every_form_work():
     draws = [over_seeds(lambda seed, name=name: Draws("x", [], seed, None).uniform(name), 2000) for name in "abc"]
     assert all(kolmogorov(sample) < 1.95 for sample in draws)
     assert (np.abs(np.corrcoef(draws) - np.eye(3)) < 0.08).all()
+    flat = {"image": tf.fill([1, 1, 1, 3], 100.0)}
+    once = (pp.random_adjust_brightness, {"max_delta": 0.1})
+
+    def both(seed):
+        """The draws of two equal steps, from the sum and from the first one alone."""
+        one, two = (pp.preprocess(flat, [once] * count, seed=seed)["image"][0, 0, 0, 0] for count in (1, 2))
+        return tf.stack([one - 100, two - one])
+
+    first, second = over_seeds(both, 2000).T
+    assert kolmogorov(first / 51 + 0.5) < 1.95 and kolmogorov(second / 51 + 0.5) < 1.95
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.08
     forms = [3, (3, 0), [3, 0], tf.constant(3), tf.constant([3, 0], tf.int32), np.int64(3)]
     assert len({tuple(fold(form, "a").numpy()) for form in forms}) == 1
     assert len({tuple(fold(seed, word).numpy()) for seed in range(9) for word in "abc"}) == 27
@@ -344,7 +355,7 @@ def test_the_same_step_twice_is_two_draws():
     flat = {"image": np.full((1, 2, 2, 3), 100, np.float32)}
     once = (pp.random_adjust_brightness, {"max_delta": 0.1})
     apart = []
-    for seed in range(6):
+    for seed in range(12):
         cache = Cache()
         one = np.asarray(pp.preprocess(flat, [once], None, cache, seed)["image"]) - 100
         two = np.asarray(pp.preprocess(flat, [once, once], None, cache, seed)["image"]) - 100
