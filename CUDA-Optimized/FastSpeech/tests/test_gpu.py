@@ -13,7 +13,7 @@ from dlx import record as records
 from dlx.precision import autocast
 from fastspeech import registry, train
 from fastspeech.data import Batch
-from fastspeech.step import TrainState, capture, train_step
+from fastspeech.step import TrainState, capture, fuse, train_step
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -53,8 +53,21 @@ def test_a_captured_step_is_the_step(precision):
         assert (one - two).abs().max() < 5e-4  # four steps of 1e-4, whose signs rounding may turn
 
 
-def test_dropout_is_drawn_anew_in_each_replay():
+def test_compiled_blocks_in_a_captured_step():
+    """What `--fuse true` does: the losses of the plain step, within what bf16 rounds."""
+    eager, graphed = state("bf16"), state("bf16")
+    fuse(graphed.model)
+    step = capture(graphed, [batch(0)])
+    for index in range(4):
+        expected, found = train_step(eager, [batch(index)]), step([batch(index)])
+        assert found.item() == pytest.approx(expected.item(), rel=2e-2)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_dropout_is_drawn_anew_in_each_replay(fused):
     graphed = state("bf16", dropout=True)
+    if fused:
+        fuse(graphed.model)
     optim.set_learning_rate(graphed.optimizer, 0.0)
     step = capture(graphed, [batch(0)])
     assert len({step([batch(0)]).item() for _ in range(4)}) == 4
