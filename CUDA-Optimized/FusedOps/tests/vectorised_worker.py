@@ -15,9 +15,9 @@ from fusedops.ops import multi_tensor_kernels as lists
 from fusedops.optim import kernels, layerwise_kernels
 
 POINTERS = {
-    "addresses": "*i64", "items": "*i64", "first_item": "*i32", "ticket": "*i32",
+    "addresses": "*i64", "items": "*i64", "first_item": "*i32", "ticket": "*i32", "schedule": "*i32", "counters": "*i32",
 }  # fmt: skip
-INTEGERS = ("num_items", "num_tensors", "count", "seed")
+INTEGERS = ("num_items", "num_tensors", "num_entries", "count", "seed")
 FLOATS = (
     "a", "b", "factor", "max_norm", "clip_epsilon", "sign", "lr", "weight_decay", "beta1", "rest1", "log_beta1",
     "beta2", "rest2", "log_beta2", "epsilon", "momentum", "dampening", "lr_decay", "trust",
@@ -63,8 +63,7 @@ def main() -> None:
         "adam remainder": accesses(kernels.adam_kernel, G=b, P=i, M=f, V=f, W=i, MASTER=2),
         "sgd": accesses(kernels.sgd_kernel, G=f, P=f, M=f, W=f, MASTER=0),
         "adagrad": accesses(kernels.adagrad_kernel, G=f, P=f, M=f, W=f, MASTER=0),
-        "lamb moments": accesses(layerwise_kernels.lamb_moments_kernel, G=f, P=f, M=f, V=f, W=f, MASTER=0),
-        "lamb weights": accesses(layerwise_kernels.lamb_weights_kernel, P=f, M=f, V=f, W=f, MASTER=0),
+        "lamb": accesses(layerwise_kernels.lamb_kernel, G=f, P=f, M=f, V=f, W=f, MASTER=0),
         "novograd": accesses(layerwise_kernels.novograd_kernel, G=f, P=f, M=f, W=f, MASTER=0),
         "larc": accesses(layerwise_kernels.larc_kernel, G=f, P=f),
     }))  # fmt: skip
