@@ -15,7 +15,8 @@ from fusedops.ops import multi_tensor_kernels as lists
 from fusedops.optim import kernels, layerwise_kernels
 
 POINTERS = {
-    "addresses": "*i64", "items": "*i64", "first_item": "*i32", "ticket": "*i32", "schedule": "*i32", "counters": "*i32",
+    "addresses": "*i64", "items": "*i64", "first_item": "*i32", "ticket": "*i32", "schedule": "*i32",
+    "counters": "*i32",
 }  # fmt: skip
 INTEGERS = ("num_items", "num_tensors", "num_entries", "count", "seed")
 FLOATS = (
