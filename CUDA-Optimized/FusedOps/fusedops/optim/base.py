@@ -29,12 +29,14 @@ class Options:
     """How a fused optimizer keeps its weights and treats gradients; the keyword arguments that all of them take.
 
     master_weights   for 16-bit parameters: "none"; "fp32", a float32 copy; "remainder", the 16 bits that a bfloat16
-    parameter
-                     lacks of its float32 master; "stochastic", bfloat16 parameters rounded at random without a master
-    moment_dtype     dtype of the moments; None: float32 (float64 for float64 parameters) max_grad_norm    clip the
-    gradients' global norm inside the step; None: do not skip_nonfinite   leave out a step in which a gradient is
-    infinite or not a number (a GradScaler asks for it by itself) zero_grads       set the gradients to zero in the
-    step itself, which saves a pass over them seed             of the stochastic rounding
+                     parameter lacks of its float32 master; "stochastic", bfloat16 parameters rounded at random without
+                     a master
+    moment_dtype     dtype of the moments; None: float32 (float64 for float64 parameters)
+    max_grad_norm    clip the gradients' global norm inside the step; None: do not
+    skip_nonfinite   leave out a step in which a gradient is infinite or not a number (a GradScaler asks for it by
+                     itself)
+    zero_grads       set the gradients to zero in the step itself, which saves a pass over them
+    seed             of the stochastic rounding
     """
 
     master_weights: str = "none"
