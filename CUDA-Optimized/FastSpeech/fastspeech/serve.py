@@ -159,9 +159,9 @@ def warm_up(synthesizer: Synthesizer) -> None:
     synthesizer([WARM])
     if synthesizer.device.type != "cuda":
         return
-    batches = [2**power for power in range(synthesizer.batch_size.bit_length())]
+    batches = {2**power for power in range(synthesizer.batch_size.bit_length())} | {synthesizer.batch_size}
     for words in (2, 6, 12, 24):
-        for batch in batches:
+        for batch in sorted(batches):
             for _ in range(2):  # a shape that comes again is captured
                 synthesizer(["all of them " * (words // 2)] * batch)
 
