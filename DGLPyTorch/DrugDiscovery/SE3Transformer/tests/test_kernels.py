@@ -94,6 +94,15 @@ def test_convolution(case, edges, dtype):
     compare("conv", inputs, (blocks, rows), dtype)
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+def test_convolution_with_more_outputs_than_a_tile_has(dtype):
+    found = frame_tables.plan_of(RadialProfile(Fiber({0: 3, 1: 2}), Fiber({0: 150, 1: 70}), 3))
+    blocks, rows = found.trunks[0].numbers, found.trunks[0].rows
+    weights = len(found.trunks[0].index)
+    inputs = [rand(found.inputs.rows, 20), rand(20, 32).relu(), rand(weights, 32, seed=1) / 6]
+    compare("conv", inputs, (blocks, rows), dtype)
+
+
 def test_convolution_in_tf32():
     torch.set_float32_matmul_precision("high")
     radial, found = plan(0)

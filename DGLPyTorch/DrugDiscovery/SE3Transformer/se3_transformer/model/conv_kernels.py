@@ -17,11 +17,15 @@ from torch import Tensor
 
 # Edges x outputs of a forward tile, edges and inputs per program of the backward pass to inputs, and edges, inputs,
 # outputs and programs per multiprocessor of the one to weights; (tile..., warps). Registers, not arithmetic, set these
-# sizes: none of them spills on sm_90. `benchmark --mode tiles` measures others.
+# sizes: none of them spills on sm_90. `benchmark --mode tiles` measures others; those of the backward pass are the
+# fastest for training steps on full graphs (73,440 edges), and no slower for bonds.
 FORWARD = (64, 32, 4)
 BACKWARD_INPUT = (128, 16, 4)
 BACKWARD_WEIGHT = (128, 4, 64, 4, 8)
-BACKWARD_WEIGHT_FP32 = (64, 2, 64, 4, 4)  # the other needs more shared memory than there is
+# Float32 takes twice the shared memory, of which many GPUs have no more than 99 KiB for a program: these fit there, and
+# so do those of 16-bit types (compiled for sm_89).
+BACKWARD_INPUT_FP32 = (64, 16, 4)
+BACKWARD_WEIGHT_FP32 = (64, 2, 64, 4, 4)
 UNIT = 9  # numbers that describe a program's share of a block
 
 
@@ -213,13 +217,15 @@ def conv_forward(x: Tensor, h: Tensor, w: Tensor, blocks: tuple[int, ...], rows:
 def conv_backward_input(dy: Tensor, x: Tensor, h: Tensor, w: Tensor, blocks: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Gradients of x and h. Rows of x that no block reads get zeros."""
     edges, hidden = h.shape
-    tile_e, step_k, warps = BACKWARD_INPUT
+    wide = x.dtype == torch.float32
+    tile_e, step_k, warps = BACKWARD_INPUT_FP32 if wide else BACKWARD_INPUT
     shares = _units(blocks, step_k, 0, x.device)
     read = sum(inputs * (2 if m else 1) for m, inputs in zip(blocks[::8], blocks[3::8], strict=True))
     dx = torch.empty_like(x) if read == len(x) else torch.zeros_like(x)
     parts = h.new_empty(sum(count for _, count, _ in shares), edges, hidden, dtype=torch.float32)
     widest = max(blocks[6::8])
-    tile_n = min(128, max(16, triton.next_power_of_2(widest)))
+    most = 64 if wide else 128  # outputs at once; half of it in a loop, whose loads run ahead
+    tile_n = max(16, triton.next_power_of_2(widest)) if widest <= most else most // 2
     for paired, count, table in shares if edges else []:
         _conv_backward_input_kernel[(triton.cdiv(edges, tile_e), count)](
             dy, x, h, w, dx, parts, table, edges, UNIT=UNIT, HID=hidden, PAIRED=paired, BE=tile_e, BK=step_k, BN=tile_n,
