@@ -51,7 +51,7 @@ class ServeConfig(VoiceOptions):
     host: str = field("127.0.0.1", help="address that is listened on; 0.0.0.0: all")
     port: int = field(8000, help="of the endpoint; 0: any that is free", ge=0, le=65535)
     wait: float = field(0.005, help="seconds that a request waits for others to be said with it", ge=0)
-    queue_size: int = field(64, help="requests that wait at most; more are refused", ge=1)
+    queue_size: int = field(64, help="pieces of texts that wait at most; requests beyond are refused", ge=1)
     time_limit: float = field(30.0, help="seconds after which a request is given up", gt=0)
     stream_chunk: int = field(STREAM_CHUNK, help="longest piece of a stream, in characters", ge=2)
     triton: bool = field(False, help="serve by Triton Inference Server (package nvidia-pytriton) instead of HTTP pages")

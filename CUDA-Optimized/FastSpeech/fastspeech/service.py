@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator
 from concurrent.futures import Future
+from contextlib import aclosing
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,12 @@ PATIENCE = 0.01  # seconds until a full queue is looked at again
 
 
 class Service:
-    """`batch_size` texts or pieces go together, the first waiting `wait` seconds for others; `queue_size` wait at most,
-    each no longer than `time_limit` seconds. `stream_chunk`: characters of the pieces of a stream."""
+    """`batch_size` pieces of texts go together, the first waiting `wait` seconds for others; `queue_size` wait at most,
+    each no longer than `time_limit` seconds. `stream_chunk`: characters of the pieces of a stream.
+
+    A long text takes its turn piece by piece, `batch_size` of them at a time, so that a short one, and the beginning of
+    a stream, is not held up by it.
+    """
 
     def __init__(
         self,
@@ -43,31 +48,53 @@ class Service:
         self.synthesizer, self.time_limit, self.stream_chunk = synthesizer, time_limit, stream_chunk
         limits = {"wait": wait, "queue_size": queue_size, "time_limit": time_limit}
         self.batcher: Batcher[Job, Speech] = Batcher(synthesizer.say, batch_size=batch_size, **limits)
-        self._first_sounds: deque[float] = deque(maxlen=RECENT)
-        self._streams = 0
+        self._seconds: dict[str, deque[float]] = {name: deque(maxlen=RECENT) for name in ("latency", "first_sound")}
+        self._counts = {"texts": 0, "streams": 0}
 
     async def say(self, text: str, speed: float = 1.0) -> Speech:
         """The whole text. ValueError for what cannot be said, QueueFull, or Expired after the time limit."""
-        job = await asyncio.to_thread(self.synthesizer.job, text, speed)
-        return await self._result(self.batcher.submit(job))
+        began = time.perf_counter()
+        parts = await asyncio.to_thread(self.synthesizer.parts, text, speed)
+        try:
+            async with asyncio.timeout(self.time_limit), aclosing(self._said(parts, self.batcher.batch_size)) as said:
+                speeches = [speech async for speech in said]
+        except TimeoutError:
+            raise Expired(f"not said within {self.time_limit:g} s") from None
+        self._count("texts", "latency", began)
+        return self.synthesizer.joined(text, speeches)
 
     async def stream(self, text: str, speed: float = 1.0) -> AsyncGenerator[Speech]:
         """The pieces of a text as soon as each is said, while the next one is; errors as of `say`, those of a text and
         of a full queue before the first piece. A queue that is full later on is waited for."""
         began = time.perf_counter()
         parts = await asyncio.to_thread(self.synthesizer.parts, text, speed, self.stream_chunk)
-        coming = self.batcher.submit(parts[0])
+        async with aclosing(self._said(parts, 1)) as said:
+            first = True
+            async for speech in said:
+                if first:
+                    self._count("streams", "first_sound", began)
+                first = False
+                yield speech
+
+    async def _said(self, parts: list[Job], window: int) -> AsyncGenerator[Speech]:
+        """Each part in its order; up to ``window`` are asked for at a time, the first alone if that is 1."""
+        todo = deque(parts[1:])
+        coming = deque([self.batcher.submit(parts[0])])
+
+        async def ask() -> None:
+            while todo and len(coming) < window and not (coming and self.batcher.full()):
+                coming.append(await self._submit(todo.popleft()))
+
         try:
-            for number in range(len(parts)):
-                speech = await self._result(coming)
-                if number == 0:
-                    self._first_sounds.append(time.perf_counter() - began)
-                    self._streams += 1
-                if number + 1 < len(parts):
-                    coming = await self._submit(parts[number + 1])
+            await ask()
+            while coming:
+                speech = await self._result(coming[0])
+                coming.popleft()
+                await ask()
                 yield speech
         finally:
-            coming.cancel()  # of a caller that has gone
+            for future in coming:  # of a caller that has gone, or of a text of which a part failed
+                future.cancel()
 
     async def _result(self, future: Future[Speech]) -> Speech:
         try:
@@ -87,14 +114,19 @@ class Service:
                 raise Expired(f"the queue was full for {self.time_limit:g} s")
             await asyncio.sleep(PATIENCE)
 
+    def _count(self, what: str, times: str, began: float) -> None:
+        self._counts[what] += 1
+        self._seconds[times].append(time.perf_counter() - began)
+
     def statistics(self) -> dict[str, Any]:
-        """Those of the batcher, the streams begun, and percentiles of milliseconds until their first sound."""
-        times = 1000 * np.array(self._first_sounds)
-        found = {
-            f"first_sound_p{percent}_ms": float(np.percentile(times, percent)) if len(times) else None
-            for percent in (50, 90, 99)
-        }
-        return self.batcher.statistics() | {"streams": self._streams} | found
+        """Those of the batcher, which count pieces; whole texts and streams begun, with percentiles of the milliseconds
+        that the former took and of those until the first sound of the latter."""
+        found: dict[str, Any] = self.batcher.statistics() | self._counts
+        for name, seconds in self._seconds.items():
+            for percent in (50, 90, 99):
+                value = 1000 * float(np.percentile(seconds, percent)) if seconds else None
+                found[f"{name}_p{percent}_ms"] = value
+        return found
 
     async def close(self) -> None:
         """Finish what was asked for, and stop."""

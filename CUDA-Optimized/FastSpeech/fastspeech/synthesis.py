@@ -172,6 +172,13 @@ class Synthesizer:
             parts[row].append(done[place])
         return [self._join(job.text, found) for job, found in zip(jobs, parts, strict=True)]
 
+    def joined(self, text: str, speeches: Sequence[Speech]) -> Speech:
+        """The parts of a text, said one by one, as one."""
+        sound = [piece for speech in speeches for piece in (speech.audio, self.silence())][:-1]
+        mel = np.concatenate([speech.mel for speech in speeches], 1)
+        chunks = [chunk for speech in speeches for chunk in speech.chunks]
+        return Speech(text, np.concatenate(sound), mel, chunks, self.voice.mel.sample_rate)
+
     def silence(self) -> np.ndarray:
         """What is heard between two pieces."""
         return np.zeros(round(self.pause * self.voice.mel.sample_rate), np.float32)

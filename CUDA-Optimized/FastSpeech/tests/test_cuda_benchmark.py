@@ -94,7 +94,8 @@ def test_serving(tmp_path, monkeypatch):
     for row in rows:
         assert row["requests"] == 2 * row["callers"] and row["audio_seconds_per_second"] > 0
         assert 0 < row["first_sound_p50_ms"] <= row["latency_p50_ms"] <= row["latency_p99_ms"]
-        assert 1 <= row["mean_batch"] <= row["callers"] and row["form"] == "plain"
+        most = row["callers"] if row["program"] == "stream" else 8  # a whole text asks for its pieces together
+        assert 1 <= row["mean_batch"] <= most and row["form"] == "plain"
 
 
 def test_training(tmp_path):

@@ -208,6 +208,20 @@ def test_streams_wait_for_a_full_queue_and_are_said_together(address, synthesize
         np.testing.assert_allclose(sound, alone, atol=2e-3)
 
 
+def test_a_long_text_lets_others_in(address, synthesizer, monkeypatch):
+    """A stream is heard while a text of sixty pieces that came before is still being said."""
+    monkeypatch.setattr(synthesizer, "delay", 0.1)
+    with ThreadPoolExecutor(2) as pool:
+        long = pool.submit(speak, address, text=LONG * 15)
+        time.sleep(0.3)
+        short = speak(address, "stream", text="Let me in.")
+        assert short[0] == 200 and not long.done()
+        status, body, _ = long.result()
+    (expected,) = synthesizer([LONG * 15])
+    assert status == 200 and len(pcm(body)) == len(expected.audio)
+    np.testing.assert_allclose(pcm(body), expected.audio / max(1, np.abs(expected.audio).max()), atol=2e-3)
+
+
 def test_a_caller_who_goes_leaves_no_work(address, synthesizer, monkeypatch):
     monkeypatch.setattr(synthesizer, "delay", 0.2)
     synthesizer.calls = []
