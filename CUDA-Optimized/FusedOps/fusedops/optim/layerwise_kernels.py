@@ -135,6 +135,13 @@ def _await(tensor, ready, rates):
 
 
 @triton.jit
+def _clear(counters, count, SIZE: tl.constexpr):
+    for begin in range(0, count, SIZE):
+        offsets = begin + tl.arange(0, SIZE)
+        tl.store(counters + offsets, tl.zeros([SIZE], tl.int32), mask=offsets < count)
+
+
+@triton.jit
 def lamb_kernel(
     addresses, items, num_items, num_tensors, first_item, schedule, num_entries, ticket, steps, scale, found_inf,
     partials, count, max_norm, clip_epsilon, sign, norm_out, found_out, weight_partials, update_partials, counters,
@@ -213,9 +220,7 @@ def lamb_kernel(
             zero_span(start_of(addresses, 0, num_tensors, tensor, start, G), length, False, SIZE)
     if is_last(ticket):
         advance(steps, num_tensors, skip, TENSORS)
-        for begin in range(0, 2 * num_tensors + 1, TENSORS):
-            offsets = begin + tl.arange(0, TENSORS)
-            tl.store(counters + offsets, tl.zeros([TENSORS], tl.int32), mask=offsets < 2 * num_tensors + 1)
+        _clear(counters, 2 * num_tensors + 1, TENSORS)
 
 
 @triton.jit
