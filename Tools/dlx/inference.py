@@ -10,6 +10,7 @@ N batch, C channels, H height, W width.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -85,6 +86,12 @@ def fold(model: nn.Module) -> nn.Module:
     return model.requires_grad_(False)
 
 
+@functools.cache
+def _warm_up_stream(device: int) -> torch.cuda.Stream:
+    """One for all: what is allocated on a stream is kept for that stream."""
+    return torch.cuda.Stream(device)
+
+
 class GraphedModel:
     """A model captured as a CUDA graph for inputs of one shape. The output is overwritten by the next call.
 
@@ -94,7 +101,7 @@ class GraphedModel:
 
     def __init__(self, model: Callable[..., Any], *examples: Tensor, warmup: int = 3, pool: Any = None):
         self.inputs = [example.clone(memory_format=torch.preserve_format) for example in examples]
-        stream = torch.cuda.Stream()
+        stream = _warm_up_stream(torch.cuda.current_device())
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream), torch.inference_mode():
             for _ in range(warmup):
