@@ -80,6 +80,18 @@ def test_a_request_is_one_piece_of_memory():
     assert not request.text[:, 2:].any() and not request.pauses.any() and (request.emphasis == 1).all()
 
 
+def test_controls_of_a_call_do_not_stay_for_the_next():
+    """One call comes from the host through another request, the next fills the device's own without controls."""
+    text, lengths = inputs()
+    staging, request = (engine.Request(3, 9, torch.device("cpu")) for _ in range(2))
+    request.fill(text, lengths)
+    staging.fill(text, lengths, 0.5, emphasis=torch.full((3, 9), 3.0), pauses=torch.full((3, 9), 4))
+    staging.send(request)
+    assert (request.emphasis == 3).all() and (request.pauses == 4).all()
+    request.fill(text, lengths)
+    assert (request.emphasis == 1).all() and not request.pauses.any() and (request.speed == 1).all()
+
+
 def test_a_batch_filled_up_by_nothing_says_the_same(host):
     """As the graphs' batches are: items without symbols beside those that are asked for."""
     text, lengths = inputs()

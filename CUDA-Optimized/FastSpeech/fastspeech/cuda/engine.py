@@ -139,6 +139,11 @@ class Request:
             self.pauses[:batch, :symbols] = pauses
         self.speed[:batch] = speed
 
+    def send(self, target: Request) -> None:
+        """To another one of the same size, not waited for."""
+        target.data.copy_(self.data, non_blocking=True)
+        target._controlled = True
+
 
 class KernelEngine:
     """Kernels launched one by one on the current stream. Threads take turns, since calls share counters and graphs;
@@ -278,7 +283,7 @@ class _Graphs:
         else:
             self.sent.synchronize()  # the copy of the call before has read it
             self.staging.fill(text, lengths, speed, emphasis, pauses)
-            self.request.data.copy_(self.staging.data, non_blocking=True)
+            self.staging.send(self.request)
             self.sent.record()
         self.first()
 
