@@ -1,7 +1,7 @@
 """Measure speaking in its forms, the stages and kernels it is made of, and training; side by side with plain peers.
 
     ./dlx bench FastSpeech -- --mode latency --forms "[graph, kernels]" --peers "[plain, compiled]"
-    ./dlx bench FastSpeech -- --mode throughput --batch_sizes "[32]" --peers "[plain, compiled]"
+    ./dlx bench FastSpeech -- --mode throughput --batch_sizes "[32]" --forms "[graph, graph_library]" --peers "[plain]"
     ./dlx bench FastSpeech -- --mode stages --batch_sizes "[1, 32]"
     ./dlx bench FastSpeech -- --mode pipeline --peers "[plain]"
     ./dlx bench FastSpeech -- --mode vocoder
@@ -39,6 +39,8 @@ from .serving_benchmark import measure_serving
 from .stages import measure_stages, roofline
 
 CAPTURED = ("graph_compiled", "graph_fused")
+LIBRARY = "graph_library"  # the graph form with cuDNN's convolutions, whatever the size
+FORMS = (*engines.FORMS, LIBRARY)
 PEERS = ("plain", "compiled", *CAPTURED)
 
 
@@ -53,7 +55,7 @@ class BenchmarkConfig:
     batch_sizes: list[int] = configs.field([1], help="items per call; of serving, callers at once", ge=1)
     text_length: int = configs.field(128, help="symbols of an item", ge=1)
     frames: int = configs.field(800, help="of an item's spectrogram", ge=1)
-    forms: list[str] = configs.field([], help=f"the first is ours: {', '.join(engines.FORMS)}; none: the best there is")
+    forms: list[str] = configs.field([], help=f"the first is ours: {', '.join(FORMS)}; none: the best there is")
     peers: list[str] = configs.field([], help=f"measured side by side: {', '.join(PEERS)} (graph_... in training)")
     library_rows: int | None = configs.field(
         None, help="positions of a batch from which on convolutions are cuDNN's; null: never"
@@ -69,7 +71,7 @@ class BenchmarkConfig:
     def __post_init__(self) -> None:
         if self.warmup >= self.iterations:
             raise ValueError(f"warmup {self.warmup} must be less than iterations {self.iterations}")
-        for known, given, what in ((PEERS, self.peers, "peer"), (engines.FORMS, self.forms, "form")):
+        for known, given, what in ((PEERS, self.peers, "peer"), (FORMS, self.forms, "form")):
             unknown = [name for name in given if name not in known]
             if unknown:
                 raise ValueError(f"unknown {what} {unknown[0]!r}; known: {', '.join(known)}")
@@ -112,6 +114,14 @@ def speech(config: BenchmarkConfig, batch: int, device: torch.device) -> Speech:
     return Speech(text.to(device), lengths.to(device), pauses.to(device))
 
 
+def _engine(config: BenchmarkConfig, model: FastSpeech, form: str) -> engines.Engine:
+    if form == LIBRARY:
+        return engines.build(model, "graph", library_rows=1)
+    if form in ("kernels", "graph"):
+        return engines.build(model, form, library_rows=config.library_rows)
+    return engines.build(model, form, **({"batch": max(config.batch_sizes)} if form == "tensorrt" else {}))
+
+
 def speaking(config: BenchmarkConfig, batch: int, device: torch.device) -> tuple[Programs, list[dict[str, Any]]]:
     """The forms and peers asked for, each saying one batch, and rows of those that cannot be."""
     given = speech(config, batch, device)
@@ -120,13 +130,14 @@ def speaking(config: BenchmarkConfig, batch: int, device: torch.device) -> tuple
     skipped: list[dict[str, Any]] = []
     for form in config.forms or ["auto"]:
         try:
-            extra = {} if config.library_rows is None else {"library_rows": config.library_rows}
-            run = engines.build(model, form, **({} if form in ("auto", "plain", "tensorrt") else extra))
+            run = _engine(config, model, form)
             run(given.text, given.lengths, pauses=given.pauses)  # what cannot be built or launched shows here
         except (ImportError, ValueError, RuntimeError) as error:
             skipped.append({"program": form, "skipped": f"{type(error).__name__}: {error}"})
             continue
-        programs[run.form] = lambda run=run: run(given.text, given.lengths, pauses=given.pauses)
+        programs[form if form == LIBRARY else run.form] = lambda run=run: run(
+            given.text, given.lengths, pauses=given.pauses
+        )
     if "plain" in config.peers and "plain" not in programs:
         plain = engines.build(model, "plain")
         programs["plain"] = lambda: plain(given.text, given.lengths, pauses=given.pauses)
