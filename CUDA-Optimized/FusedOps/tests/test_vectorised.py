@@ -13,11 +13,11 @@ import pytest
 
 LOADS = {
     "scale": 1, "axpby": 2, "squares": 1, "clip": 1, "adam": 4, "adam remainder": 5, "sgd": 3, "adagrad": 3,
-    "lamb": 5, "lamb, past the nearer cache": 2, "novograd": 3, "larc": 2,
+    "lamb": 7, "novograd": 3, "larc": 2,
 }  # fmt: skip
 STORES = {
     "scale": 1, "axpby": 1, "squares": 0, "clip": 1, "adam": 3, "adam remainder": 4, "sgd": 2, "adagrad": 2,
-    "lamb": 3, "lamb, past the nearer cache": 0, "novograd": 2, "larc": 1,
+    "lamb": 3, "novograd": 2, "larc": 1,
 }  # fmt: skip
 
 
@@ -28,8 +28,8 @@ def test_accesses_of_16_bytes():
     done = subprocess.run([sys.executable, str(worker)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
-    found["lamb, past the nearer cache"] = {"ld.global.v4.b32": found["lamb"]["ld.global.cg.v4.b32"]}
     assert set(found) == set(LOADS)
     for name, kinds in found.items():
-        assert kinds.get("ld.global.v4.b32", 0) >= LOADS[name], (name, kinds)
-        assert kinds.get("st.global.v4.b32", 0) >= STORES[name], (name, kinds)
+        for what, least in (("ld", LOADS[name]), ("st", STORES[name])):  # whatever they tell the caches
+            wide = sum(n for kind, n in kinds.items() if kind.startswith(what) and kind.endswith(".v4.b32"))
+            assert wide >= least, (name, kinds)

@@ -56,6 +56,12 @@ def load_written(pointer, offsets, mask, VECTOR: tl.constexpr):
 
 
 @triton.jit
+def load_once(pointer, offsets, mask, VECTOR: tl.constexpr):
+    """What no one reads again: the first to make room in the cache."""
+    return tl.load(places(pointer, offsets, VECTOR), mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
+
+
+@triton.jit
 def _lamb_moments_span(
     g, p, m, v, w, start, key, second_key, length, factor, lr, weight_decay, beta1, rest1, beta2, rest2, epsilon,
     correction1, root_correction2, MASTER: tl.constexpr, ADAPTED: tl.constexpr, DECOUPLED: tl.constexpr,
@@ -67,7 +73,7 @@ def _lamb_moments_span(
     for begin in range(0, length, SIZE):
         offsets = begin + tl.arange(0, SIZE)
         mask = within(offsets, length, VECTOR)
-        grad = load_as_float(g, offsets, mask, VECTOR) * factor
+        grad = load_once(g, offsets, mask, VECTOR) * factor
         x = read_weights(p, w, offsets, mask, MASTER, VECTOR)
         if not DECOUPLED:
             grad += weight_decay * x
