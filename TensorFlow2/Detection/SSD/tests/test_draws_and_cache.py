@@ -266,6 +266,18 @@ def test_replay_on_a_picture_twice_the_size_is_the_result_twice_the_size(scene, 
         np.testing.assert_array_equal(second[fields.MASKS], np.kron(first[fields.MASKS], np.ones((1, 2, 2))))
 
 
+@pytest.mark.parametrize("name", ["random_crop_image", "ssd_random_crop", "random_crop_to_aspect_ratio"])
+def test_a_window_between_the_pixels_of_another_picture_is_rounded_with_its_boxes(scene, on_objects, name):
+    """The boxes follow what was really cut, not the window that was kept."""
+    for seed in range(8):
+        cache, options = Cache(), [(name, OPTIONS.get(name, {}) | ({"aspect_ratio": 0.7} if "aspect" in name else {}))]
+        run(scene(3).example(), options, cache, seed)
+        for factor in (1, 2):
+            found = run(scene(factor).example(), options, cache, seed + 1)
+            tensors = {"boxes": found[fields.BOXES], "labels": found[fields.CLASSES], "masks": found[fields.MASKS]}
+            on_objects({"image": found["image"][0], **tensors})
+
+
 def inner_frame(image):
     """The frame of what is not background, as fractions; the background is -1."""
     rows, columns = np.nonzero((image != -1).any(2))

@@ -212,10 +212,13 @@ def test_windows_show_enough_of_an_object(scene, covered):
         assert max(shares) >= covered - 1e-6
 
 
-def test_an_impossible_crop_leaves_the_example_as_it_is(scene):
-    tensors = scene(ids=(2, 3)).tensors(*ALL)
-    tensors["boxes"] = np.array([[0, 0, 1, 1], [0, 0, 1, 0.9]], np.float32)
-    found = call(pp.random_crop_image, tensors, min_object_covered=1.0, area_range=(0.1, 0.5), seed=3)
+@pytest.mark.parametrize("coefficient", [0.0, 1e-6])
+def test_an_impossible_crop_leaves_the_example_as_it_is(scene, coefficient):
+    """Also what a crop would drop or cut: a box without an area, one that reaches out of the picture."""
+    tensors = scene(ids=(1, 2, 3)).tensors(*ALL)
+    tensors["boxes"] = np.array([[0, 0, 1, 1], [0.5, 0.5, 0.5, 0.6], [-0.1, 0, 1.2, 0.9]], np.float32)
+    options = {"min_object_covered": 1.0, "area_range": (0.1, 0.5), "random_coef": coefficient}
+    found = call(pp.random_crop_image, tensors, seed=3, **options)
     for key, value in tensors.items():
         np.testing.assert_array_equal(found[key], value)
 
