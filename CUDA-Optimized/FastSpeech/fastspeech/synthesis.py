@@ -90,7 +90,7 @@ def engine_of(model: FastSpeech, form: str, batch_size: int = 8) -> Engine:
         raise ValueError(f"form {form}: {error}") from None
     except BuildError as error:
         if form != "auto":
-            raise
+            raise ValueError(f"form {form}: {error}") from None
         warnings.warn(f"speaking in the plain form: {error}", stacklevel=2)
         return engines.build(model, "plain")
 

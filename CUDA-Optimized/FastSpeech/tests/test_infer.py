@@ -143,8 +143,19 @@ def test_without_a_compiler_the_plain_form_speaks(monkeypatch):
     monkeypatch.setattr(synthesis.engines, "build", build)
     with pytest.warns(UserWarning, match="plain form: nvcc was not found"):
         assert synthesis.engine_of(voice().model, "auto").form == "plain"
-    with pytest.raises(synthesis.BuildError):
+    with pytest.raises(ValueError, match="form graph: nvcc was not found"):
         synthesis.engine_of(voice().model, "graph")
+
+
+def test_a_form_that_is_not_installed_is_said_in_a_line(monkeypatch):
+    from fastspeech.tensorrt import layers
+
+    def missing():
+        raise ImportError("TensorRT is not installed")
+
+    monkeypatch.setattr(layers, "load", missing)
+    with pytest.raises(ValueError, match="form tensorrt: TensorRT is not installed"):
+        Synthesizer(voice(), GriffinLim(iterations=1), form="tensorrt")
 
 
 def test_a_voice_says_how_its_texts_begin():
