@@ -20,6 +20,7 @@ _FOLDERS = {
     "ssd": "PyTorch/Detection/SSD",
     "tacotron2": "PyTorch/SpeechSynthesis/Tacotron2",
     "fastspeech": "CUDA-Optimized/FastSpeech",
+    "se3_transformer": "DGLPyTorch/DrugDiscovery/SE3Transformer",
 }
 _ENTRIES = {
     "convnets.hub": [
@@ -41,6 +42,7 @@ _ENTRIES = {
     "ssd.hub": ["nvidia_ssd", "nvidia_ssd_processing_utils", "ssd300"],
     "tacotron2.hub": ["nvidia_tacotron2", "nvidia_waveglow", "nvidia_tts_utils"],
     "fastspeech.hub": ["nvidia_fastspeech", "nvidia_fastspeech_utils"],
+    "se3_transformer.hub": ["se3_transformer", "se3_transformer_predictor"],
 }
 # A copy of one task (`./dlx copy`) has that task's entries alone.
 _FOLDERS = {package: folder for package, folder in _FOLDERS.items() if (_ROOT / folder / package).is_dir()}

@@ -72,6 +72,7 @@ class Trainer:
 
     task: str  # its folder's name, for the record
     items = "images"  # what a sample is called
+    loss_unit = ""
     score = "loss"  # the key of `validate` that tells the best checkpoint
     maximize = True  # whether more of the score is better
     metrics: dict[str, dict[str, str]]  # unit, goal and format of each entry of `validate` that is logged

@@ -91,7 +91,7 @@ def _run(trainer: Trainer, output: Path) -> tuple[dict[str, Any], int | None]:
 
 
 def _describe_metrics(trainer: Trainer, log: RunLog) -> None:
-    log.metadata("train.loss", unit="nats", goal="MINIMIZE", stage="TRAIN", format=":.4f")
+    log.metadata("train.loss", unit=trainer.loss_unit, goal="MINIMIZE", stage="TRAIN", format=":.4f")
     log.metadata("train.throughput", unit=f"{trainer.items}/s", goal="MAXIMIZE", stage="TRAIN", format=":,.0f")
     log.metadata("train.lr", unit="", stage="TRAIN", format=":.3g")
     for key, description in trainer.metrics.items():

@@ -35,7 +35,7 @@ from .step import Batch, TrainState, capture, train_step
 class Trainer(trainer.Trainer):
     """Builds everything of a run. `train_step` itself knows nothing of it."""
 
-    task, score = TASK, "top1"
+    task, score, loss_unit = TASK, "top1", "nats"
     metrics = {
         "loss": {"unit": "nats", "goal": "MINIMIZE", "format": ":.4f"},
         "top1": {"unit": "%", "goal": "MAXIMIZE", "format": ":.2f"},
