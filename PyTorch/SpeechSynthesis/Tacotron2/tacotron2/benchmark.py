@@ -187,12 +187,31 @@ def fresh_vocoder(config: BenchmarkConfig, arch: str, device: torch.device) -> W
     """In evaluation mode and float32."""
     torch.manual_seed(config.seed)
     if arch == "hifigan":
-        return HifiGan().eval().requires_grad_(False).to(device)
+        return audible(HifiGan().eval().requires_grad_(False)).to(device)
     registry.of_kind(arch, WaveGlowConfig)
     model = registry.build(arch)
     for flow in model.flows:
         torch.nn.init.normal_(flow.wn.end.weight, std=0.01)
     return model.eval().requires_grad_(False).to(device)
+
+
+def audible(model: HifiGan) -> HifiGan:
+    """Fresh weights scaled so that what every convolution makes deviates by 1: sounds that fade from layer to layer
+    would be rounding alone in 16 bits, and say nothing about a program."""
+
+    def scale(layer: torch.nn.Module, inputs: tuple[Tensor, ...], made: Tensor) -> Tensor:
+        deviation = made.std()
+        layer.weight /= deviation
+        layer.bias /= deviation
+        return made / deviation
+
+    layers = [layer for layer in model.modules() if isinstance(layer, torch.nn.Conv1d | torch.nn.ConvTranspose1d)]
+    handles = [layer.register_forward_hook(scale) for layer in layers]
+    with torch.no_grad():
+        model(torch.randn(1, model.config.num_mels, 20))
+    for handle in handles:
+        handle.remove()
+    return model
 
 
 def vocoder_programs(

@@ -54,6 +54,7 @@ def test_vocoder(tmp_path, arch, peers):
     rows = rows_of(tmp_path, "--mode", "vocoder", "--arch", arch, "--peers", f"[{', '.join(peers)}]")
     assert [row["program"] for row in rows] == ["plain", *peers]
     assert all(row["items"] == 6 * 256 and row["largest_difference"] <= 1e-4 * row["size"] for row in rows)
+    assert rows[0]["size"] > 0.5  # sound, not what fresh weights let fade
 
 
 def test_pipeline(tmp_path):
