@@ -45,7 +45,7 @@ def file_name(device: torch.device, ops: list[str], *, quick: bool, graphs: bool
     made_by = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     words = [re.sub(r"[^a-z0-9]+", "-", made_by.lower().removeprefix("nvidia ")).strip("-")]
     words += ["benchmark"] if sorted(ops) == modules() else sorted(ops)
-    return "-".join(words + ["graphs"] * graphs + ["quick"] * quick)
+    return "-".join(words + ["launches"] * (not graphs and device.type == "cuda") + ["quick"] * quick)
 
 
 def measure(
@@ -113,7 +113,10 @@ def main(arguments: list[str] | None = None) -> Path:
     parser.add_argument("--iterations", type=int, default=Timing.iterations, help="timed calls per turn")
     parser.add_argument("--pairs", type=int, default=Timing.pairs, help="turns of ours and each peer")
     parser.add_argument("--warmup", type=int, default=Timing.warmup, help="calls before each turn that do not count")
-    parser.add_argument("--graphs", action="store_true", help="on a GPU, time replays of CUDA graphs, not launches")
+    parser.add_argument(
+        "--graphs", action=argparse.BooleanOptionalAction, default=True,
+        help="on a GPU, compare replays of CUDA graphs, which leave the host out; else calls from Python",
+    )  # fmt: skip
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--output", type=Path, default=default_output(), help="folder for the results")
     parser.add_argument("--name", help="name of the record and the picture (default: says device and operators)")

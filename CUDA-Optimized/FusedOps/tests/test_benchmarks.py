@@ -29,8 +29,8 @@ def test_a_quick_run_writes_record_and_picture(tmp_path, name):
 def test_files_are_named_after_the_device(monkeypatch, made_by, word):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: made_by)
     device = torch.device("cuda")
-    assert run.file_name(device, run.modules(), quick=False, graphs=False) == f"{word}-benchmark"
-    assert run.file_name(device, ["xentropy", "norm"], quick=False, graphs=True) == f"{word}-norm-xentropy-graphs"
+    assert run.file_name(device, run.modules(), quick=False, graphs=True) == f"{word}-benchmark"
+    assert run.file_name(device, ["xentropy", "norm"], quick=False, graphs=False) == f"{word}-norm-xentropy-launches"
 
 
 def test_results_are_the_tasks_own(monkeypatch, tmp_path):
