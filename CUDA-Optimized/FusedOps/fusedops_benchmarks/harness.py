@@ -17,7 +17,18 @@ from torch import Tensor
 
 from dlx import bench
 
-__all__ = ["QUICK", "Case", "Timing", "backward_of", "compiled", "copy_rate", "has_liger", "measure_case", "megabytes"]
+__all__ = [
+    "QUICK",
+    "Case",
+    "Timing",
+    "backward_of",
+    "captured",
+    "compiled",
+    "copy_rate",
+    "has_liger",
+    "measure_case",
+    "megabytes",
+]
 
 
 @dataclass(frozen=True)
@@ -97,7 +108,7 @@ def measure_case(case: Case, device: torch.device, rate: float, timing: Timing) 
             for name, program in programs.items():
                 launched = bench.measure(program, items=1, unit="calls/s", device=device, warmup=5, iterations=15)
                 calls[name] = launched.p50_ms
-        programs = {name: _captured(program, stream) for name, program in programs.items()}
+        programs = {name: captured(program, stream) for name, program in programs.items()}
     print(f"{case.op} {case.direction} {case.shape} {case.dtype}", flush=True)
     measured = bench.against_peers(
         programs, pairs=timing.pairs, iterations=timing.iterations, warmup=timing.warmup, items=1, unit="calls/s",
@@ -139,7 +150,7 @@ def megabytes(program: Callable[[], Any], device: torch.device) -> float:
     return (torch.cuda.max_memory_allocated(device) - before) / 2**20
 
 
-def _captured(program: Callable[[], Any], stream: torch.cuda.Stream) -> Callable[[], Any]:
+def captured(program: Callable[[], Any], stream: torch.cuda.Stream) -> Callable[[], Any]:
     """The program as the replay of a CUDA graph: what the GPU takes, without the host's part."""
     with torch.cuda.stream(stream):
         for _ in range(3):
