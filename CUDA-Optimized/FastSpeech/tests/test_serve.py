@@ -208,18 +208,28 @@ def test_streams_wait_for_a_full_queue_and_are_said_together(address, synthesize
         np.testing.assert_allclose(sound, alone, atol=2e-3)
 
 
-def test_a_long_text_lets_others_in(address, synthesizer, monkeypatch):
-    """A stream is heard while a text of sixty pieces that came before is still being said."""
+def test_a_long_text_lets_others_in(synthesizer, monkeypatch):
+    """A stream is heard while a text of forty pieces that came before is still being said."""
+    from fastspeech.service import Service
+
     monkeypatch.setattr(synthesizer, "delay", 0.1)
-    with ThreadPoolExecutor(2) as pool:
-        long = pool.submit(speak, address, text=LONG * 15)
-        time.sleep(0.3)
-        short = speak(address, "stream", text="Let me in.")
-        assert short[0] == 200 and not long.done()
-        status, body, _ = long.result()
-    (expected,) = synthesizer([LONG * 15])
-    assert status == 200 and len(pcm(body)) == len(expected.audio)
-    np.testing.assert_allclose(pcm(body), expected.audio / max(1, np.abs(expected.audio).max()), atol=2e-3)
+    text = LONG * 10
+
+    async def both():
+        async with Service(synthesizer, batch_size=4, queue_size=4, time_limit=120) as service:
+            long = asyncio.create_task(service.say(text))
+            while service.statistics()["batches"] < 1:
+                await asyncio.sleep(0.01)
+            heard = [speech async for speech in service.stream("Let me in.")]
+            early = not long.done()
+            return early, heard, await long, service.statistics()
+
+    early, heard, found, statistics = asyncio.run(both())
+    assert early and len(heard) == 1 and statistics["batches"] >= 10
+    assert statistics["texts"] == statistics["streams"] == 1 and statistics["served"] == 41
+    (expected,) = synthesizer([text])
+    assert found.text == text and found.mel.shape == expected.mel.shape
+    np.testing.assert_allclose(found.audio, expected.audio, atol=2e-3)
 
 
 def test_a_caller_who_goes_leaves_no_work(address, synthesizer, monkeypatch):
