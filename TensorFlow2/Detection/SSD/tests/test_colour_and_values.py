@@ -171,6 +171,17 @@ def test_rgb_to_gray(picture, probability):
     assert abs(sum(changed) - 40 * probability) <= 10 * min(probability, 1 - probability) * 2
 
 
+def test_a_probability_of_zero_means_never(picture):
+    class Zero:
+        """A cache in which every draw is the smallest there is."""
+
+        def get(self, function_id, key):
+            return tf.constant(0.0)
+
+    np.testing.assert_array_equal(pp.random_rgb_to_gray(picture, 0.0, preprocess_vars_cache=Zero()), picture)
+    assert not np.array_equal(pp.random_rgb_to_gray(picture, 1e-9, preprocess_vars_cache=Zero()), picture)
+
+
 @pytest.mark.parametrize("limits", [(0.9, 1.1), (0.5, 0.5), (1.0, 3.0)])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_pixel_value_scale(limits, channels):

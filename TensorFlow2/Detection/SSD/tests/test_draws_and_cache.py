@@ -62,6 +62,15 @@ def test_half_are_flipped(name):
     assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < 0.06  # pictures that follow each other are independent
 
 
+def test_functions_with_one_seed_are_independent():
+    image = tf.constant([[[0.0], [1.0]], [[2.0], [3.0]]])
+    both = over_seeds(
+        lambda seed: pp.random_vertical_flip(pp.random_horizontal_flip(image, seed=seed)[0], seed=seed)[0][0, 0, 0]
+    )
+    shares = [(both == outcome).mean() for outcome in range(4)]
+    np.testing.assert_allclose(shares, 0.25, atol=0.03)
+
+
 def test_amounts_are_uniform():
     flat = tf.fill([2, 2, 3], 100.0)
     brightness = over_seeds(lambda seed: pp.random_adjust_brightness(flat, 0.2, seed=seed)[0, 0, 0])
@@ -118,6 +127,19 @@ def test_windows_are_distributed_as_those_of_tensorflow():
     ours, reference = over_seeds(own, 1500), over_seeds(theirs, 1500)
     for measure in (lambda s: s[:, 0] * s[:, 1], lambda s: s[:, 1] / s[:, 0], lambda s: s[:, 0]):
         assert kolmogorov(measure(ours), measure(reference)) < 1.95
+
+
+def test_windows_lie_anywhere():
+    """Also at the last row and column; y and x are independent."""
+    places = np.stack(np.meshgrid(np.arange(9), np.arange(12), indexing="ij"), 2).astype(np.float32)
+    options = {"aspect_ratio_range": (1.0, 1.0), "area_range": (1 / 3, 1 / 3), "min_object_covered": 0.0}
+    corner = over_seeds(
+        lambda seed: pp.random_crop_image(places, tf.zeros([0, 4]), tf.zeros([0]), seed=seed, **options)[0][0, 0], 2000
+    )
+    for found, count in zip(corner.T, (4, 7), strict=True):  # a window of 6 x 6
+        shares = [(found == place).mean() for place in range(count)]
+        np.testing.assert_allclose(shares, 1 / count, atol=0.03)
+    assert abs(np.corrcoef(corner.T)[0, 1]) < 0.08
 
 
 def test_crops_cases_and_chances():

@@ -120,15 +120,15 @@ def test_resize_to_range_by_every_method(picture, method, align_corners):
 
 
 def test_sizes_are_exact_for_every_small_picture():
-    """Rounded in float32, some of these would be one pixel off."""
-    for height in range(1, 60, 7):
-        for width in range(1, 60, 5):
-            image = np.zeros((height, width, 1), np.float32)
-            assert tuple(pp.resize_to_range(image, min_dimension=23, max_dimension=47)[-1][:2]) == expected_range(
-                (height, width), 23, 47
-            )
-            floor = tuple(side * max(min(height, width), 23) // min(height, width) for side in (height, width))
-            assert tuple(pp.resize_to_min_dimension(image, min_dimension=23)[-1][:2]) == floor
+    """Rounded in floats of 32 or 64 bits, some of these would be one pixel off."""
+    sizes = [(height, width) for height in range(1, 60, 7) for width in range(1, 60, 5)]
+    for size in [*sizes, (13, 26), (52, 26), (11, 110), (15, 30), (27, 18), (29, 58)]:
+        image = np.zeros((*size, 1), np.float32)
+        for low, high in ((23, 47), (75, 125), (None, 20)):
+            found = pp.resize_to_range(image, min_dimension=low, max_dimension=high)[-1]
+            assert tuple(found[:2]) == expected_range(size, low, high)
+        floor = tuple(side * max(min(size), 23) // min(size) for side in size)
+        assert tuple(pp.resize_to_min_dimension(image, min_dimension=23)[-1][:2]) == floor
 
 
 @pytest.mark.parametrize("with_masks", [False, True])

@@ -67,8 +67,9 @@ def preprocess(
 
     `preprocess_vars_cache`: draws that it holds are replayed, others are added. `seed`: an int, or an integer tensor
     [2] such as (epoch, number of the picture), fixes every draw; without, each call draws anew from TensorFlow's
-    global generator. A `seed` in a step's arguments is folded into it and gives that step another draw; without a seed
-    of the call it alone counts, and the step's draw is the same for every picture.
+    global generator. A number as `seed` in a step's arguments is folded into it and gives that step another draw;
+    without a seed of the call it alone counts, and the step's draw is the same for every picture. A tensor as a step's
+    seed stands for itself.
 
     ValueError: an image that is not of rank 4 or of more than one picture, a function that the map lacks, a tensor that
     a step needs and the example lacks, a wrong parameter (with the step's number and name).

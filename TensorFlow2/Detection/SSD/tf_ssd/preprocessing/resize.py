@@ -89,13 +89,7 @@ def resize_to_range(
     image = tf.convert_to_tensor(image)
     if pad_to_max_dimension and max_dimension is None:
         raise ValueError("resize_to_range: pad_to_max_dimension needs max_dimension")
-    sides = [tf.cast(side, tf.float64) for side in size_of(image)]  # exact where float32 rounds the wrong way
-    scale = tf.constant(1.0, tf.float64)
-    if min_dimension is not None:
-        scale = min_dimension / tf.minimum(*sides)
-    if max_dimension is not None:
-        scale = tf.minimum(scale, max_dimension / tf.maximum(*sides))
-    size = tf.maximum(tf.cast(tf.round(tf.stack(sides) * scale), tf.int32), 1)
+    size = _size_in_range(tf.cast(tf.stack(size_of(image)), tf.int64), min_dimension, max_dimension)
     resized = resize(image, size, method, align_corners)
     shape = tf.concat([size, tf.shape(image)[2:]], 0)
     resized_masks = None if masks is None else resize_masks(masks, size, align_corners)
@@ -106,6 +100,19 @@ def resize_to_range(
             resized_masks = tf.pad(resized_masks, [[0, 0], [0, free[0]], [0, free[1]]])
             resized_masks.set_shape([None, max_dimension, max_dimension])
     return present(resized, resized_masks, shape)
+
+
+def _size_in_range(sides: tf.Tensor, min_dimension: int | None, max_dimension: int | None) -> tf.Tensor:
+    """[2] int32. In whole numbers: floats round some halves the wrong way, up to a pixel more than the maximum."""
+    one = tf.constant(1, tf.int64)
+    above, below = (one, one) if min_dimension is None else (min_dimension * one, tf.reduce_min(sides))
+    if max_dimension is not None:
+        longest = tf.reduce_max(sides)
+        limited = max_dimension * below < above * longest
+        above, below = tf.where(limited, max_dimension * one, above), tf.where(limited, longest, below)
+    quotient, rest = sides * above // below, sides * above % below
+    upward = (2 * rest > below) | ((2 * rest == below) & (quotient % 2 == 1))  # halves to the even number
+    return tf.cast(tf.maximum(quotient + tf.cast(upward, tf.int64), 1), tf.int32)
 
 
 def _pad_to_square(image: tf.Tensor, side: int | None, values: Any) -> tf.Tensor:

@@ -65,9 +65,8 @@ def _candidates(
     drawn = shortest + draw[1] * (longest - shortest)
     rows = tf.clip_by_value(tf.round(drawn), 1.0, height)
     columns = tf.clip_by_value(tf.round(drawn * aspect), 1.0, width)
-    # Within half a pixel of the limits: a range of areas that no whole size meets exactly is not an impossible one.
-    fits = (longest >= shortest * (1 - 1e-6)) & ((rows + 0.5) * (columns + 0.5) >= lowest)
-    fits &= (rows - 0.5) * (columns - 0.5) <= highest
+    # The sides are rounded, the limits hold to within half a pixel: one area is a range that can be met, too.
+    fits = longest >= shortest * (1 - 1e-6)
     top = tf.floor(draw[2] * (height - rows + 1))
     left = tf.floor(draw[3] * (width - columns + 1))
     corners = tf.stack([top, left, top + rows, left + columns], axis=1)
