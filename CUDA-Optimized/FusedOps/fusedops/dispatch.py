@@ -145,6 +145,16 @@ def device_guard(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
 _NOTHING = contextlib.nullcontext()
 
 
+def ceil_div(value: int, by: int) -> int:
+    """As triton.cdiv, which takes microseconds outside of kernels."""
+    return -(-value // by)
+
+
+def next_power_of_2(value: int) -> int:
+    """The smallest power of two that is not below `value`, which is 1 or more."""
+    return 1 << (value - 1).bit_length()
+
+
 def processors(device: torch.device) -> int:
     """Multiprocessors of a CUDA device; a small number for the interpreter."""
     return INTERPRETED_PROCESSORS if device.type != "cuda" else _multiprocessors(device.index)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..dispatch import device_guard, processors
+from ..dispatch import ceil_div, device_guard, next_power_of_2, processors
 from .activation_kernels import activate, activate_and_derive
 
 FORWARD = (2048, 1024, 4)  # elements in a tile, the most columns in it, warps
@@ -55,9 +55,9 @@ def forward(x: Tensor, bias: Tensor | None, y: Tensor, kind: int) -> None:
     """y = act(x + bias), all (rows, width)."""
     rows, width = x.shape
     elements, columns, warps = FORWARD
-    block_n = min(triton.next_power_of_2(width), columns)
-    block_m = max(1, min(elements // block_n, triton.next_power_of_2(rows)))
-    grid = (triton.cdiv(rows, block_m), triton.cdiv(width, block_n))
+    block_n = min(next_power_of_2(width), columns)
+    block_m = max(1, min(elements // block_n, next_power_of_2(rows)))
+    grid = (ceil_div(rows, block_m), ceil_div(width, block_n))
     with device_guard(x):
         _forward_kernel[grid](
             x, bias, y, rows, width, x.stride(0), KIND=kind, HAS_BIAS=bias is not None, BLOCK_M=block_m,
@@ -69,11 +69,11 @@ def backward(dy: Tensor, x: Tensor, bias: Tensor | None, dx: Tensor, kind: int) 
     """Fill dx; returns shares (programs, width) of the bias's gradient, float32, to be summed over programs."""
     rows, width = x.shape
     elements, columns, warps, per_processor = BACKWARD
-    block_n = min(triton.next_power_of_2(width), columns)
-    block_m = max(1, min(elements // block_n, triton.next_power_of_2(rows)))
-    blocks = triton.cdiv(width, block_n)
+    block_n = min(next_power_of_2(width), columns)
+    block_m = max(1, min(elements // block_n, next_power_of_2(rows)))
+    blocks = ceil_div(width, block_n)
     wanted = max(1, per_processor * processors(x.device) // blocks)
-    programs = min(wanted, triton.cdiv(rows, block_m))
+    programs = min(wanted, ceil_div(rows, block_m))
     shares = torch.empty((programs, width), dtype=torch.float32, device=x.device)
     with device_guard(x):
         _backward_kernel[(programs, blocks)](

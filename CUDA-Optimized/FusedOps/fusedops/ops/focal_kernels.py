@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..dispatch import device_guard, processors
+from ..dispatch import ceil_div, device_guard, next_power_of_2, processors
 
 TILE = (2048, 512, 4)  # elements in a tile, the most classes in it, warps
 PROGRAMS = 8  # per multiprocessor, for the sums
@@ -63,15 +63,15 @@ def _gradient_kernel(
 
 def _tile(rows: int, width: int) -> tuple[int, int, int]:
     elements, columns, warps = TILE
-    block_n = min(triton.next_power_of_2(width), columns)
-    return max(1, min(elements // block_n, triton.next_power_of_2(rows))), block_n, warps
+    block_n = min(next_power_of_2(width), columns)
+    return max(1, min(elements // block_n, next_power_of_2(rows))), block_n, warps
 
 
 def loss(x: Tensor, target: Tensor, classes: int, alpha: float, gamma: float, smoothing: float) -> Tensor:
     """Shares of the sum of all losses, float32, one per program."""
     rows, width = x.shape
     block_m, block_n, warps = _tile(rows, width)
-    programs = min(triton.cdiv(rows, block_m), PROGRAMS * processors(x.device))
+    programs = min(ceil_div(rows, block_m), PROGRAMS * processors(x.device))
     shares = torch.empty(programs, dtype=torch.float32, device=x.device)
     with device_guard(x):
         _loss_kernel[(programs,)](
@@ -88,7 +88,7 @@ def gradient(
     rows, width = x.shape
     block_m, block_n, warps = _tile(rows, width)
     with device_guard(x):
-        _gradient_kernel[(triton.cdiv(rows, block_m), triton.cdiv(width, block_n))](
+        _gradient_kernel[(ceil_div(rows, block_m), ceil_div(width, block_n))](
             factor, x, target, dx, rows, width, classes, x.stride(0), alpha, gamma, smoothing, BLOCK_M=block_m,
             BLOCK_N=block_n, num_warps=warps,
         )  # fmt: skip

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..dispatch import device_guard
+from ..dispatch import ceil_div, device_guard, next_power_of_2
 from .activation_kernels import activate, activate_and_derive
 
 # elements in a tile, the most columns in it, warps
@@ -46,9 +46,9 @@ def _backward_kernel(
 
 def _tiling(table: tuple, rows: int, width: int) -> tuple[tuple[int, int], dict[str, int]]:
     elements, columns, warps = table
-    block_n = min(triton.next_power_of_2(width), columns)
-    block_m = max(1, min(elements // block_n, triton.next_power_of_2(rows)))
-    grid = (triton.cdiv(rows, block_m), triton.cdiv(width, block_n))
+    block_n = min(next_power_of_2(width), columns)
+    block_m = max(1, min(elements // block_n, next_power_of_2(rows)))
+    grid = (ceil_div(rows, block_m), ceil_div(width, block_n))
     return grid, {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": warps}
 
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..dispatch import device_guard, processors
+from ..dispatch import ceil_div, device_guard, next_power_of_2, processors
 from .activation_kernels import activate, activate_and_derive
 
 WHOLE_FORWARD = 16384  # elements of a group that fit into registers
@@ -266,18 +266,18 @@ def _apply_backward_kernel(
 def _channel_block(channels: int) -> int:
     """Channels in a tile: a power of two that divides their number, unless that is small."""
     divisor = channels & -channels
-    return min(CHANNELS, divisor if divisor >= 32 else triton.next_power_of_2(channels))
+    return min(CHANNELS, divisor if divisor >= 32 else next_power_of_2(channels))
 
 
 def _chunks(images: int, pixels: int, blocks: int, block_p: int, per_processor: int, device: torch.device) -> int:
     """Pixels in a chunk, so that all programs fill the GPU about once."""
     wanted = max(1, per_processor * processors(device) // (images * blocks))
-    return triton.cdiv(triton.cdiv(pixels, wanted), block_p) * block_p
+    return ceil_div(ceil_div(pixels, wanted), block_p) * block_p
 
 
 def _whole(pixels: int, size: int, limit: int) -> dict[str, int] | None:
     """Tile of a group that fits into registers, or None."""
-    block_p, block_c = triton.next_power_of_2(pixels), triton.next_power_of_2(size)
+    block_p, block_c = next_power_of_2(pixels), next_power_of_2(size)
     elements = block_p * block_c
     if elements > limit:
         return None
@@ -300,21 +300,21 @@ def forward(
             )
             return
         block_c = _channel_block(channels)
-        blocks = triton.cdiv(channels, block_c)
+        blocks = ceil_div(channels, block_c)
         elements, warps, per_processor = PARTIAL
         block_p = max(1, elements // block_c)
         per_chunk = _chunks(images, pixels, blocks, block_p, per_processor, x.device)
-        chunks = triton.cdiv(pixels, per_chunk)
+        chunks = ceil_div(pixels, per_chunk)
         partial = torch.empty((images, chunks, 2, channels), dtype=torch.float32, device=x.device)
         tile = {"BLOCK_P": block_p, "BLOCK_C": block_c, "num_warps": warps}
         _partial_kernel[(chunks, blocks, images)](x, partial, pixels, channels, per_chunk, **tile)
-        block_size = triton.next_power_of_2(size)
+        block_size = next_power_of_2(size)
         _statistics_kernel[(images * groups,)](
             x, partial, mean, rstd, chunks, pixels, channels, groups, size, eps,
             BLOCK_K=max(1, STATISTICS_TILE // block_size), BLOCK_C=block_size,
         )  # fmt: skip
         block_p = max(1, APPLY[0] // block_c)
-        _apply_kernel[(triton.cdiv(pixels, block_p), blocks, images)](
+        _apply_kernel[(ceil_div(pixels, block_p), blocks, images)](
             x, weight, bias, y, mean, rstd, pixels, channels, groups, size, **flags, BLOCK_P=block_p, BLOCK_C=block_c,
             num_warps=APPLY[1],
         )  # fmt: skip
@@ -337,24 +337,24 @@ def backward(
             )
             return
         block_c = _channel_block(channels)
-        blocks = triton.cdiv(channels, block_c)
+        blocks = ceil_div(channels, block_c)
         elements, warps, per_processor = PARTIAL
         block_p = max(1, elements // block_c)
         per_chunk = _chunks(images, pixels, blocks, block_p, per_processor, x.device)
-        chunks = triton.cdiv(pixels, per_chunk)
+        chunks = ceil_div(pixels, per_chunk)
         partial = torch.empty((images, chunks, 2, channels), dtype=torch.float32, device=x.device)
         terms = torch.empty((images, groups, 2), dtype=torch.float32, device=x.device)
         _partial_backward_kernel[(chunks, blocks, images)](
             *inputs, partial, pixels, channels, groups, size, per_chunk, **flags, BLOCK_P=block_p, BLOCK_C=block_c,
             num_warps=warps,
         )  # fmt: skip
-        block_size = triton.next_power_of_2(size)
+        block_size = next_power_of_2(size)
         _terms_kernel[(images * groups,)](
             partial, weight, sums, terms, chunks, pixels, channels, groups, size, HAS_WEIGHT=weight is not None,
             BLOCK_K=max(1, STATISTICS_TILE // block_size), BLOCK_C=block_size,
         )  # fmt: skip
         block_p = max(1, APPLY_BACKWARD[0] // block_c)
-        _apply_backward_kernel[(triton.cdiv(pixels, block_p), blocks, images)](
+        _apply_backward_kernel[(ceil_div(pixels, block_p), blocks, images)](
             *inputs, terms, dx, pixels, channels, groups, size, **flags, BLOCK_P=block_p, BLOCK_C=block_c,
             num_warps=APPLY_BACKWARD[1],
         )  # fmt: skip

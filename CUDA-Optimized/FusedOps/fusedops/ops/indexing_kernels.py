@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..dispatch import device_guard
+from ..dispatch import ceil_div, device_guard, next_power_of_2
 
 TILE = (1024, 1024, 4)  # elements in a tile, the most columns in it, warps
 
@@ -44,10 +44,10 @@ def pick(a: Tensor, b: Tensor, index: Tensor, y: Tensor) -> None:
     """y[i] = a[index[i]] * b[i], NaN where a has no such row."""
     rows, width = b.shape
     elements, columns, warps = TILE
-    block_n = min(triton.next_power_of_2(width), columns)
-    block_m = max(1, min(elements // block_n, triton.next_power_of_2(rows)))
+    block_n = min(next_power_of_2(width), columns)
+    block_m = max(1, min(elements // block_n, next_power_of_2(rows)))
     with device_guard(a):
-        _pick_kernel[(triton.cdiv(rows, block_m), triton.cdiv(width, block_n))](
+        _pick_kernel[(ceil_div(rows, block_m), ceil_div(width, block_n))](
             a, b, index, y, a.shape[0], rows, width, a.stride(0), b.stride(0), BLOCK_M=block_m, BLOCK_N=block_n,
             num_warps=warps,
         )  # fmt: skip
@@ -56,8 +56,8 @@ def pick(a: Tensor, b: Tensor, index: Tensor, y: Tensor) -> None:
 def sum_products(a: Tensor, b: Tensor, order: Tensor, starts: Tensor, y: Tensor) -> None:
     """y[j] = sum of a[i] * b[i] over i = order[starts[j] : starts[j + 1]], in that order."""
     width = a.shape[1]
-    block_n = min(triton.next_power_of_2(width), TILE[1])
+    block_n = min(next_power_of_2(width), TILE[1])
     with device_guard(a):
-        _sum_kernel[(y.shape[0], triton.cdiv(width, block_n))](
+        _sum_kernel[(y.shape[0], ceil_div(width, block_n))](
             a, b, order, starts, y, width, a.stride(0), b.stride(0), BLOCK_N=block_n, num_warps=TILE[2]
         )

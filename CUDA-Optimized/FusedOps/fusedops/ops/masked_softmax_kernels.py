@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..dispatch import device_guard
+from ..dispatch import ceil_div, device_guard, next_power_of_2
 
 # (up to this width, elements in a tile of rows, warps)
 FORWARD = ((1024, 2048, 4), (2048, 2048, 4), (4096, 4096, 8), (8192, 8192, 16), (16384, 16384, 32), (32768, 32768, 32))
@@ -133,7 +133,7 @@ def _tuned(table: tuple, keys: int) -> tuple[int, int, int] | None:
     found = next((row for row in table if keys <= row[0]), None)
     if found is None:
         return None
-    block_n = triton.next_power_of_2(keys)
+    block_n = next_power_of_2(keys)
     return max(1, found[1] // block_n), block_n, found[2]
 
 
@@ -152,7 +152,7 @@ def forward(
         else:
             block_m, block_n, warps = tuned
             shape = {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": warps}
-            _forward_kernel[(triton.cdiv(rows, block_m),)](*arguments, **flags, **shape)
+            _forward_kernel[(ceil_div(rows, block_m),)](*arguments, **flags, **shape)
 
 
 def backward(dy: Tensor, y: Tensor, dx: Tensor, scale: float, causal: bool, queries: int) -> None:
@@ -166,4 +166,4 @@ def backward(dy: Tensor, y: Tensor, dx: Tensor, scale: float, causal: bool, quer
         else:
             block_m, block_n, warps = tuned
             shape = {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": warps}
-            _backward_kernel[(triton.cdiv(rows, block_m),)](*arguments, CAUSAL=causal, **shape)
+            _backward_kernel[(ceil_div(rows, block_m),)](*arguments, CAUSAL=causal, **shape)

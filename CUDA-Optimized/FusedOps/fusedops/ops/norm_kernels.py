@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..dispatch import device_guard, processors, shared_memory
+from ..dispatch import ceil_div, device_guard, next_power_of_2, processors, shared_memory
 
 # (up to this width, elements in a tile of rows, warps, programs per multiprocessor or 0 for one a tile, stages): a
 # program of several tiles has so many stages, less one, of tiles on their way to shared memory.
@@ -349,9 +349,9 @@ def forward(
             _forward_wide_kernel[(rows,)](*arguments, **flags, BLOCK_N=chunk, num_warps=warps)
             return
         _, tile, warps, per_processor, stages = tuned
-        block_n = triton.next_power_of_2(width)
+        block_n = next_power_of_2(width)
         block_m = max(1, tile // block_n)
-        programs = triton.cdiv(rows, block_m)
+        programs = ceil_div(rows, block_m)
         if per_processor:
             programs = min(programs, per_processor * processors(x.device))
         shape = {"EVEN": block_n == width, "STAGES": stages, "BLOCK_M": block_m, "BLOCK_N": block_n}
@@ -366,7 +366,7 @@ def backward(
     """Fill dx and the other gradients that are given; `x` is the input, or the output where `from_output`."""
     rows, width = dy.shape
     tuned = row_of(BACKWARD, width)
-    block_n = triton.next_power_of_2(width)
+    block_n = next_power_of_2(width)
     if tuned is None:
         block_m, block_n, warps, per_processor = WIDE_BACKWARD
     else:
@@ -376,7 +376,7 @@ def backward(
         ahead += [t for t in (weight, bias) if reload and t is not None]
         if stages * block_m * block_n * sum(t.element_size() for t in ahead) * per_processor > shared_memory(dy.device):
             stages = 1
-    programs = min(triton.cdiv(rows, block_m), per_processor * processors(dy.device))
+    programs = min(ceil_div(rows, block_m), per_processor * processors(dy.device))
     shares = torch.empty((2, programs, width), dtype=torch.float32, device=dy.device)
     flags = {
         "RMS": rms, "FROM_OUTPUT": from_output, "HAS_DSUM": dsum is not None, "HAS_WEIGHT": weight is not None,
@@ -394,7 +394,7 @@ def backward(
             )
         if dweight is not None or dbias is not None:
             _, block_m, block_n, warps = row_of(FINISH, width)
-            _finish_kernel[(triton.cdiv(width, block_n),)](
+            _finish_kernel[(ceil_div(width, block_n),)](
                 shares[0], shares[1], dweight, dbias, programs, width, DWEIGHT=dweight is not None,
                 DBIAS=dbias is not None, BLOCK_M=block_m, BLOCK_N=block_n, num_warps=warps,
             )  # fmt: skip

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..dispatch import device_guard
+from ..dispatch import device_guard, next_power_of_2
 
 PAIRS = 2048  # pairs of elements in a tile (heads x half of the rotated dimensions)
 # (up to so many pairs in a token's q and k, warps)
@@ -115,8 +115,8 @@ def rotate(
     parts = 1 if cos_across is None else 2
     half = rotated // 2  # pairs of a head
     k_heads = 0 if k is None else k.shape[2]
-    pairs = triton.next_power_of_2(half)
-    heads = [min(triton.next_power_of_2(max(n, 1)), max(1, PAIRS // pairs)) for n in (q_heads, k_heads)]
+    pairs = next_power_of_2(half)
+    heads = [min(next_power_of_2(max(n, 1)), max(1, PAIRS // pairs)) for n in (q_heads, k_heads)]
     warps = next(warps for limit, warps in WARPS if (q_heads + k_heads) * half <= limit)
     tensors = (q, k, q_out, k_out)
     strides = [tensor.stride(i) if tensor is not None else 0 for tensor in tensors for i in range(3)]
@@ -129,6 +129,6 @@ def rotate(
             0 if cos_across is None else cos_across.stride(0), *strides, *position_strides, HAS_K=k is not None,
             HAS_POSITION=positions is not None, PACKED=starts is not None, PARTS=parts,
             FULL=cos.shape[1] * parts == rotated, BACKWARD=backward, PAIRS=pairs,
-            REST=triton.next_power_of_2(width - rotated) if width > rotated else 0, HEADS_Q=heads[0],
-            HEADS_K=heads[1], STARTS=triton.next_power_of_2(sequences + 1), num_warps=warps,
+            REST=next_power_of_2(width - rotated) if width > rotated else 0, HEADS_Q=heads[0],
+            HEADS_K=heads[1], STARTS=next_power_of_2(sequences + 1), num_warps=warps,
         )  # fmt: skip

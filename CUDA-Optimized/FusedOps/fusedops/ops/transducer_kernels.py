@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..dispatch import device_guard
+from ..dispatch import ceil_div, device_guard, next_power_of_2
 
 JOINT = (8, 256, 4)  # symbols (or frames) and features in a tile, warps
 CLASSES = (4096, 4)  # classes at a time, warps
@@ -263,8 +263,8 @@ def joint(
     """Fill y, dense (items, frames, symbols, width) or, with `ends`, packed (rows, width)."""
     items, frames, width = f.shape
     block_u, block_h, warps = JOINT
-    block_h = min(block_h, triton.next_power_of_2(width))
-    grid = (items * frames, triton.cdiv(g.shape[1], block_u), triton.cdiv(width, block_h))
+    block_h = min(block_h, next_power_of_2(width))
+    grid = (items * frames, ceil_div(g.shape[1], block_u), ceil_div(width, block_h))
     with device_guard(f):
         _joint_kernel[grid](
             f, g, f_len, g_len, ends, seed, y, items, frames, g.shape[1], width, y.shape[0], padding, dropout,
@@ -280,10 +280,10 @@ def joint_backward(
     items, frames, width = f.shape
     symbols = g.shape[1]
     block, block_h, warps = JOINT
-    block_h = min(block_h, triton.next_power_of_2(width))
+    block_h = min(block_h, next_power_of_2(width))
     with device_guard(f):
         for of_f, out in ((True, df), (False, dg)):
-            grid = (items * (frames if of_f else symbols), triton.cdiv(width, block_h))
+            grid = (items * (frames if of_f else symbols), ceil_div(width, block_h))
             _joint_backward_kernel[grid](
                 dy, f, g, f_len, g_len, ends, seed, out, frames, symbols, width, dy.shape[0], dropout, OF_F=of_f,
                 PACKED=ends is not None, RELU=relu, DROPOUT=dropout > 0, BLOCK=block, BLOCK_H=block_h, num_warps=warps,
@@ -294,8 +294,8 @@ def _lattice_shape(x: Tensor, label: Tensor, ends: Tensor | None, blank: int) ->
     items, symbols = label.shape[0], label.shape[1] + 1
     classes = x.shape[-1]
     flags = {
-        "PACKED": ends is not None, "ITEMS": triton.next_power_of_2(items),
-        "BLOCK": min(CLASSES[0], triton.next_power_of_2(classes)), "num_warps": CLASSES[1],
+        "PACKED": ends is not None, "ITEMS": next_power_of_2(items),
+        "BLOCK": min(CLASSES[0], next_power_of_2(classes)), "num_warps": CLASSES[1],
     }  # fmt: skip
     return (symbols, classes, blank, label.stride(0)), flags
 
@@ -308,7 +308,7 @@ def loss(
     items = label.shape[0]
     sizes, flags = _lattice_shape(x, label, ends, blank)
     rows = lse.numel()
-    block = triton.next_power_of_2(label.shape[1] + 1)
+    block = next_power_of_2(label.shape[1] + 1)
     with device_guard(x):
         _scores_kernel[(rows,)](
             x, label, f_len, y_len, ends, lse, lattice[0], lattice[1], items, frames, *sizes, **flags

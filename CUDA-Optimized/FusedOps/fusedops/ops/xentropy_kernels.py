@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..dispatch import device_guard, processors
+from ..dispatch import ceil_div, device_guard, next_power_of_2, processors
 
 # (up to so many classes, warps, programs per multiprocessor, stages) for rows that stay in registers; longer rows take
 # the form in chunks. With 2 stages or more the next rows are on their way to shared memory.
@@ -213,7 +213,7 @@ def loss(
             _, warps, per_processor, stages = tuned
             programs = min(rows, per_processor * processors(logits.device))
             arguments = (*tensors, rows, classes, logits.stride(0), *scalars)
-            block = triton.next_power_of_2(classes)
+            block = next_power_of_2(classes)
             _row_kernel[(programs,)](*arguments, **flags, STAGES=stages, BLOCK=block, num_warps=warps)
 
 
@@ -224,9 +224,9 @@ def gradient(
     """Fill `out` with the gradient of the losses times `upstream` (rows,), from the logits and their log-sum-exp."""
     rows, classes = logits.shape
     block, warps = GRADIENT
-    block = min(block, triton.next_power_of_2(classes))
+    block = min(block, next_power_of_2(classes))
     with device_guard(logits):
-        _gradient_kernel[(rows, triton.cdiv(classes, block))](
+        _gradient_kernel[(rows, ceil_div(classes, block))](
             upstream, logits, target, lse, out, classes, upstream.stride(0), logits.stride(0), ignore_index, smoothing,
             z_loss, softcap, SMOOTH=smoothing > 0, SOFTCAP=softcap > 0, BLOCK=block, num_warps=warps,
         )  # fmt: skip
@@ -241,5 +241,5 @@ def scale_(x: Tensor, factor: Tensor) -> None:
     with device_guard(x):
         _scale_kernel[(programs,)](
             x, factor, rows, width, x.stride(0), 0 if one else factor.stride(0), ONE=one,
-            BLOCK=min(block, triton.next_power_of_2(width)), num_warps=warps,
+            BLOCK=min(block, next_power_of_2(width)), num_warps=warps,
         )  # fmt: skip
