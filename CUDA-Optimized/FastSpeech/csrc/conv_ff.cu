@@ -5,7 +5,7 @@
 // several blocks make (parts of the outputs, parts of the sum): each leaves its float32 part in a workspace, and the
 // last block of a tile of rows to arrive, found by a counter, adds the parts in a fixed order, adds bias and residual
 // and normalises in two passes from registers. So both the product and the sum spread over the GPU in one launch.
-#include "tensor_cores.cuh"
+#include "warpgroups.cuh"
 
 constexpr int RELU = 1, NORM = 2;  // bits of `mode`
 constexpr int WIDEST = 1024;       // outputs of a row that is normalised
@@ -25,12 +25,21 @@ struct Problem {
     float epsilon;
 };
 
-template <typename T, int ROWS, int COLUMNS, int WARPS_M, int WARPS_N, int STAGES> struct Convolution {
+// GROUPS: products of warpgroups where there are any; a warp then has 16 rows and all columns.
+template <typename T, int ROWS, int COLUMNS, int WARPS_M, int WARPS_N, int STAGES, bool GROUPS = false>
+struct Convolution {
     static constexpr int THREADS = 32 * WARPS_M * WARPS_N;
+    static constexpr int TOGETHER = (GROUPS ? 256 : 512) / THREADS;  // blocks on a processor
     static constexpr int TILES_M = ROWS / WARPS_M / 16, TILES_N = COLUMNS / WARPS_N / 8;
     static constexpr int STAGE = (ROWS + COLUMNS) * ROW;  // values
-    static constexpr int BYTES = STAGE * STAGES * 2;
+    static constexpr int BYTES = STAGE * STAGES * 2 + (GROUPS ? SWIZZLE : 0);
     static_assert(TILES_N % 2 == 0, "two tiles of columns are loaded at once");
+    static_assert(!GROUPS || (TILES_M == 1 && WARPS_N == 1 && ROWS % 64 == 0), "a warpgroup has 64 rows");
+
+    static __device__ T* aligned(T* place) {
+        const uintptr_t address = reinterpret_cast<uintptr_t>(place);
+        return place + ((SWIZZLE - address % SWIZZLE) % SWIZZLE) / sizeof(T);
+    }
 
     // Blocks of 64 input channels of one tap into shared memory. Rows beyond the item read as 0.
     static __device__ void fetch(const Problem& p, T* stage, int item, int first, int column, int limit, int block) {
@@ -215,21 +224,9 @@ template <typename T, int ROWS, int COLUMNS, int WARPS_M, int WARPS_N, int STAGE
         }
     }
 
-    // Grid: (items x tiles of rows, tiles of outputs, parts of the sum).
-    static __device__ void run(const Problem& p) {
-        DYNAMIC_SHARED(T, shared);
-        __shared__ int last;
-        const int tiles = divide_up(p.length, ROWS), item = blockIdx.x / tiles;
-        const int first = blockIdx.x % tiles * ROWS, column = blockIdx.y * COLUMNS;
-        const int limit = item_limit(p.lengths, item, p.length);
-        if (first >= limit) {  // nothing but padding: no work, and the whole tile agrees on that
-            if (blockIdx.z == 0) clear(p, item, first, column);
-            return;
-        }
-        const int blocks = p.kernel * divide_up(p.inputs, ROW);
-        const int from = static_cast<int>(static_cast<long long>(blocks) * blockIdx.z / gridDim.z);
-        const int count = static_cast<int>(static_cast<long long>(blocks) * (blockIdx.z + 1) / gridDim.z) - from;
-        float sums[TILES_M][TILES_N][4] = {};
+    // The sums of `count` blocks of the product from `from` on, by single warps.
+    static __device__ void add_up(const Problem& p, T* shared, float (&sums)[TILES_M][TILES_N][4], int item, int first,
+                                  int column, int limit, int from, int count) {
 #pragma unroll
         for (int stage = 0; stage < STAGES - 1; ++stage) {
             if (stage < count) fetch(p, shared + stage * STAGE, item, first, column, limit, from + stage);
@@ -243,6 +240,55 @@ template <typename T, int ROWS, int COLUMNS, int WARPS_M, int WARPS_N, int STAGE
             commit_copies();
             accumulate(shared + block % STAGES * STAGE, sums);
         }
+    }
+
+    // The same by warpgroups, whose products run on while the next block is fetched: the stage that is written then was
+    // used by the products before the last, which every warp has waited for before the barrier.
+    static __device__ void add_up_by_groups(const Problem& p, T* shared, float (&sums)[TILES_M][TILES_N][4], int item,
+                                            int first, int column, int limit, int from, int count) {
+#pragma unroll
+        for (int stage = 0; stage < STAGES - 2; ++stage) {
+            if (stage < count) fetch(p, shared + stage * STAGE, item, first, column, limit, from + stage);
+            commit_copies();
+        }
+        for (int block = 0; block < count; ++block) {
+            wait_copies<STAGES - 3>();
+            show_to_products();
+            __syncthreads();
+            const T* stage = shared + block % STAGES * STAGE;
+            begin_products();
+#pragma unroll
+            for (int step = 0; step < ROW / 16; ++step)
+                multiply_group<T, TILES_N>(sums[0], stage + threadIdx.x / 128 * 64 * ROW, stage + ROWS * ROW, step);
+            commit_products();
+            const int next = block + STAGES - 2;
+            if (next < count) fetch(p, shared + next % STAGES * STAGE, item, first, column, limit, from + next);
+            commit_copies();
+            wait_products<1>();
+        }
+        wait_products<0>();
+    }
+
+    // Grid: (items x tiles of rows, tiles of outputs, parts of the sum).
+    static __device__ void run(const Problem& p) {
+        DYNAMIC_SHARED(T, raw);
+        __shared__ int last;
+        T* shared = GROUPS ? aligned(raw) : raw;
+        const int tiles = divide_up(p.length, ROWS), item = blockIdx.x / tiles;
+        const int first = blockIdx.x % tiles * ROWS, column = blockIdx.y * COLUMNS;
+        const int limit = item_limit(p.lengths, item, p.length);
+        if (first >= limit) {  // nothing but padding: no work, and the whole tile agrees on that
+            if (blockIdx.z == 0) clear(p, item, first, column);
+            return;
+        }
+        const int blocks = p.kernel * divide_up(p.inputs, ROW);
+        const int from = static_cast<int>(static_cast<long long>(blocks) * blockIdx.z / gridDim.z);
+        const int count = static_cast<int>(static_cast<long long>(blocks) * (blockIdx.z + 1) / gridDim.z) - from;
+        float sums[TILES_M][TILES_N][4] = {};
+        if constexpr (GROUPS && HAS_WARPGROUPS)
+            add_up_by_groups(p, shared, sums, item, first, column, limit, from, count);
+        else
+            add_up(p, shared, sums, item, first, column, limit, from, count);
         store(p, sums, item, first, column, limit);
         if (!(p.mode & NORM)) return;
         __threadfence();
@@ -263,9 +309,11 @@ template <typename T, int ROWS, int COLUMNS, int WARPS_M, int WARPS_N, int STAGE
 template <typename T> using Small = Convolution<T, 32, 64, 2, 2, 5>;
 template <typename T> using Medium = Convolution<T, 64, 64, 2, 2, 4>;
 template <typename T> using Large = Convolution<T, 128, 128, 2, 4, 3>;
+template <typename T> using Group = Convolution<T, 64, 128, 4, 1, 4, true>;
+template <typename T> using Pair = Convolution<T, 128, 128, 8, 1, 3, true>;
 
 #define DEFINE(NAME, T, TILE)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(TILE<T>::THREADS, 512 / TILE<T>::THREADS)                          \
+    extern "C" __global__ void __launch_bounds__(TILE<T>::THREADS, TILE<T>::TOGETHER)                          \
         NAME(const T* x, const T* weight, const T* bias, const T* residual, const T* gain, const T* shift, T* out,  \
              float* parts, int* arrived, const int* lengths, int batch, int length, int inputs, int outputs,        \
              int kernel, int mode, float epsilon) {                                                                 \
@@ -275,9 +323,13 @@ template <typename T> using Large = Convolution<T, 128, 128, 2, 4, 3>;
 DEFINE(convolution_f16_small, __half, Small)
 DEFINE(convolution_f16_medium, __half, Medium)
 DEFINE(convolution_f16_large, __half, Large)
+DEFINE(convolution_f16_group, __half, Group)
+DEFINE(convolution_f16_pair, __half, Pair)
 DEFINE(convolution_bf16_small, __nv_bfloat16, Small)
 DEFINE(convolution_bf16_medium, __nv_bfloat16, Medium)
 DEFINE(convolution_bf16_large, __nv_bfloat16, Large)
+DEFINE(convolution_bf16_group, __nv_bfloat16, Group)
+DEFINE(convolution_bf16_pair, __nv_bfloat16, Pair)
 
 #define RUN(NAME, T, TILE, ROWS, COLUMNS)                                                                             \
     do {                                                                                                              \
@@ -293,7 +345,7 @@ DEFINE(convolution_bf16_large, __nv_bfloat16, Large)
         return cudaGetLastError();                                                                                    \
     } while (0)
 
-// `tile`: 0 small (32 x 64), 1 medium (64 x 64), 2 large (128 x 128). `splits` of the sum: with NORM only.
+// `tile`: 0 small (32 x 64), 1 medium (64 x 64), 2 large (128 x 128), 3 a warpgroup's (64 x 128), 4 two's (128 x 128). `splits` of the sum: with NORM only.
 extern "C" cudaError_t launch_convolution(const void* x, const void* weight, const void* bias, const void* residual,
                                           const void* gain, const void* shift, void* out, float* parts, int* arrived,
                                           const int* lengths, int batch, int length, int inputs, int outputs,
@@ -308,8 +360,12 @@ extern "C" cudaError_t launch_convolution(const void* x, const void* weight, con
     if (type == HALF && tile == 0) RUN(convolution_f16_small, __half, Small, 32, 64);
     if (type == HALF && tile == 1) RUN(convolution_f16_medium, __half, Medium, 64, 64);
     if (type == HALF && tile == 2) RUN(convolution_f16_large, __half, Large, 128, 128);
+    if (type == HALF && tile == 3) RUN(convolution_f16_group, __half, Group, 64, 128);
+    if (type == HALF && tile == 4) RUN(convolution_f16_pair, __half, Pair, 128, 128);
     if (type == BFLOAT && tile == 0) RUN(convolution_bf16_small, __nv_bfloat16, Small, 32, 64);
     if (type == BFLOAT && tile == 1) RUN(convolution_bf16_medium, __nv_bfloat16, Medium, 64, 64);
     if (type == BFLOAT && tile == 2) RUN(convolution_bf16_large, __nv_bfloat16, Large, 128, 128);
+    if (type == BFLOAT && tile == 3) RUN(convolution_bf16_group, __nv_bfloat16, Group, 64, 128);
+    if (type == BFLOAT && tile == 4) RUN(convolution_bf16_pair, __nv_bfloat16, Pair, 128, 128);
     return cudaErrorInvalidValue;
 }

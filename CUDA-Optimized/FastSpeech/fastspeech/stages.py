@@ -173,17 +173,18 @@ def roofline(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _tiles(operation: Operation, device: torch.device) -> dict[str, Callable[[], Any]]:
-    """Other plans of a product with a norm than the usual one, for a GPU to say which is best."""
-    if operation.operator != "convolution_norm" or device.type != "cuda":
+    """Other plans of a product than the usual one, for a GPU to say which is best."""
+    if not operation.operator.startswith("convolution") or device.type != "cuda":
         return {}
+    operator = getattr(torch_ops, operation.operator)
 
     def way(plan: launches.Plan) -> Callable[[], Any]:
-        return lambda: torch_ops.convolution_norm(*operation.arguments, plan=plan)
+        return lambda: operator(*operation.arguments, plan=plan)
 
     return {
         f"{tile.name} x {splits}": way(launches.Plan(number, splits))
         for number, tile in enumerate(launches.TILES)
-        for splits in (1, 2, 4)
+        for splits in ((1, 2, 4, 6) if operation.operator == "convolution_norm" else (1,))
     }
 
 

@@ -74,6 +74,7 @@ struct Fiber {
     bool started = false, done = false;
     std::vector<char> stack = std::vector<char>(STACK);
     std::vector<std::vector<Copy>> copies;  // groups under way; the last one is open
+    bool shown_to_products = false;         // what it has copied so far
 };
 
 struct Meeting {
@@ -265,6 +266,7 @@ inline void copy_async(void* target, const void* source, bool there) {
 }
 inline void commit_copies() { device::fibers[device::current].copies.emplace_back(); }
 template <int PENDING> inline void wait_copies() {
+    device::fibers[device::current].shown_to_products = false;
     auto& copies = device::fibers[device::current].copies;
     while (copies.size() > PENDING + 1) {  // the open group is never waited for
         for (const device::Copy& copy : copies.front()) {
@@ -317,4 +319,28 @@ template <typename T> inline void multiply(float (&sum)[4], const uint32_t (&a)[
         }
         sum[j] = static_cast<float>(total);
     }
+}
+
+inline void show_to_products() { device::fibers[device::current].shown_to_products = true; }
+inline void begin_products() {}
+inline void commit_products() {}
+template <int PENDING> inline void wait_products() {}
+// By each thread for its own places; what is read must have been copied, shown and waited for, as for any thread.
+template <typename T, int TILES> inline void multiply_group(float (&sums)[TILES][4], const T* a, const T* b, int step) {
+    if (reinterpret_cast<uintptr_t>(a) % 1024 || reinterpret_cast<uintptr_t>(b) % 1024)
+        device::fail("a warpgroup's tile that is not at a multiple of 1024");
+    if (!device::fibers[device::current].shown_to_products) device::fail("products of what was not shown to them");
+    const unsigned lane = device::current % 32, warp = device::current / 32 % 4;
+    for (unsigned tile = 0; tile < TILES; ++tile)
+        for (unsigned j = 0; j < 4; ++j) {
+            const unsigned row = warp * 16 + lane / 4 + j / 2 * 8, column = tile * 8 + lane % 4 * 2 + j % 2;
+            double total = sums[tile][j];
+            for (unsigned k = 0; k < 16; ++k) {
+                const unsigned chunk = step * 2 + k / 8;  // of 16 bytes, permuted by the row as the hardware reads it
+                const T left = a[row * 64 + (chunk ^ row % 8) * 8 + k % 8];
+                const T right = b[column * 64 + (chunk ^ column % 8) * 8 + k % 8];
+                total += static_cast<double>(to_float(left)) * to_float(right);
+            }
+            sums[tile][j] = static_cast<float>(total);
+        }
 }

@@ -27,7 +27,7 @@ def kernel_names(name: str) -> list[str]:
     return re.findall(r"^DEFINE\((\w+),", (build.SOURCES / f"{name}.cu").read_text(), re.MULTILINE)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_90a", "sm_100"])
 @pytest.mark.parametrize("name", build.KERNELS)
 def test_every_kernel_compiles(nvcc, home, name, arch):
     content = build.cubin(name, arch).read_bytes()
@@ -92,10 +92,10 @@ def test_a_refusal_of_the_compiler_is_shown_and_leaves_nothing(nvcc, home, monke
 
 def test_figures_of_launches_are_those_of_the_sources():
     text = (build.SOURCES / "conv_ff.cu").read_text()
-    found = re.findall(r"using (\w+) = Convolution<T, (\d+), (\d+), (\d+), (\d+), (\d+)>", text)
+    found = re.findall(r"using (\w+) = Convolution<T, (\d+), (\d+), (\d+), (\d+), (\d+)(, true)?>", text)
     assert [
-        launches.Tile(name.lower(), int(rows), int(columns), 32 * int(down) * int(across), int(stages))
-        for name, rows, columns, down, across, stages in found
+        launches.Tile(name.lower(), int(rows), int(columns), 32 * int(down) * int(across), int(stages), bool(groups))
+        for name, rows, columns, down, across, stages, groups in found
     ] == list(launches.TILES)
     assert all(tile.shared <= 113 << 10 for tile in launches.TILES)  # two blocks at once on a processor with 227 KiB
 

@@ -138,7 +138,7 @@ def test_attention(host, monkeypatch, dtype, many, batch, length, heads):
 
 
 @pytest.mark.parametrize("dtype", [HALF, BFLOAT])
-@pytest.mark.parametrize("tile", [0, 1, 2])
+@pytest.mark.parametrize("tile", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("taps, inputs, outputs, length", [(3, 72, 80, 37), (1, 128, 72, 70), (3, 200, 136, 1)])
 def test_convolution(host, monkeypatch, dtype, tile, taps, inputs, outputs, length):
     monkeypatch.setattr(launches, "plan_convolution", lambda *sizes: launches.Plan(tile))
@@ -152,7 +152,7 @@ def test_convolution(host, monkeypatch, dtype, tile, taps, inputs, outputs, leng
 
 
 @pytest.mark.parametrize("dtype", [HALF, BFLOAT])
-@pytest.mark.parametrize("tile, splits", [(0, 1), (0, 3), (1, 2), (2, 1)])
+@pytest.mark.parametrize("tile, splits", [(0, 1), (0, 3), (1, 2), (2, 1), (3, 3), (4, 1)])
 @pytest.mark.parametrize("taps, inputs, outputs, length", [(3, 136, 88, 37), (1, 64, 200, 5), (1, 64, 520, 9)])
 def test_convolution_with_norm(host, monkeypatch, dtype, tile, splits, taps, inputs, outputs, length):
     monkeypatch.setattr(launches, "plan_convolution", lambda *sizes: launches.Plan(tile, splits))

@@ -110,7 +110,7 @@ def test_attention(monkeypatch, dtype, many, batch, length, heads):
 
 
 @pytest.mark.parametrize("dtype", [HALF, BFLOAT])
-@pytest.mark.parametrize("tile", [0, 1, 2])
+@pytest.mark.parametrize("tile", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize(
     "taps, inputs, outputs, length",
     [(3, 384, 1536, 128), (1, 384, 384, 800), (3, 72, 80, 37), (1, 384, 80, 333), (3, 200, 136, 1)],
@@ -127,7 +127,7 @@ def test_convolution(monkeypatch, dtype, tile, taps, inputs, outputs, length):
 
 
 @pytest.mark.parametrize("dtype", [HALF, BFLOAT])
-@pytest.mark.parametrize("tile, splits", [(0, 1), (0, 5), (1, 3), (1, 8), (2, 1), (2, 4)])
+@pytest.mark.parametrize("tile, splits", [(0, 1), (0, 5), (1, 3), (1, 8), (2, 1), (2, 4), (3, 1), (3, 6), (4, 2)])
 @pytest.mark.parametrize("taps, inputs, outputs, length", [(3, 1536, 384, 128), (1, 128, 384, 800), (3, 136, 88, 37)])
 def test_convolution_with_norm(monkeypatch, dtype, tile, splits, taps, inputs, outputs, length):
     monkeypatch.setattr(launches, "plan_convolution", lambda *sizes: launches.Plan(tile, splits))

@@ -106,8 +106,7 @@ class PyCudaEngine:
         self.sizes, self.dtype = Sizes.of(weights), dtype
         self.cuda = driver()
         gpu = self.cuda.Device(device)
-        major, minor = gpu.compute_capability()
-        self.arch = f"sm_{major}{minor}"
+        self.arch = launches.arch_of(*gpu.compute_capability())
         self.processors = gpu.get_attribute(self.cuda.device_attribute.MULTIPROCESSOR_COUNT)
         self.context = gpu.retain_primary_context()
         self.functions: dict[str, Any] = {}

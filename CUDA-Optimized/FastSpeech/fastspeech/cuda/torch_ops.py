@@ -36,7 +36,7 @@ def host_library(library: native.Library) -> Iterator[None]:
 @functools.cache
 def _of_device(index: int) -> tuple[native.Library, int]:
     properties = torch.cuda.get_device_properties(index)
-    return native.for_arch(f"sm_{properties.major}{properties.minor}"), properties.multi_processor_count
+    return native.for_arch(launches.arch_of(properties.major, properties.minor)), properties.multi_processor_count
 
 
 def device_library(x: Tensor) -> tuple[native.Library, int, int] | None:
@@ -197,15 +197,16 @@ def attention64(qkv: Tensor, lengths: Tensor | None, heads: int) -> Tensor:
 
 @_on_its_device
 def convolution(
-    x: Tensor, weight: Tensor, bias: Tensor | None, lengths: Tensor | None = None, relu: bool = False
-) -> Tensor:
-    """See `reference.convolution`."""
+    x: Tensor, weight: Tensor, bias: Tensor | None, lengths: Tensor | None = None, relu: bool = False,
+    plan: launches.Plan | None = None,
+) -> Tensor:  # fmt: skip
+    """See `reference.convolution`. ``plan``: another than the usual one, to measure it."""
     device = device_library(x)
     (lengths,) = _ints(x, lengths)
     outputs, taps, inputs = weight.shape
     if not _ready(device, "convolution", x, inputs=inputs, outputs=outputs, taps=taps):
         return reference.convolution(x, weight, bias, lengths, relu)
-    return _convolve(device, x, weight, bias, None, None, None, lengths, launches.RELU * relu, 0.0, None, None)
+    return _convolve(device, x, weight, bias, None, None, None, lengths, launches.RELU * relu, 0.0, None, plan)
 
 
 @_on_its_device
