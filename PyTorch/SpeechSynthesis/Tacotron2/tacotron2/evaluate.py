@@ -32,6 +32,7 @@ from .loss import Tacotron2Loss, attention_focus, guided_attention, likelihood_l
 from .masking import length_mask
 from .model import Tacotron2
 from .options import CONFIGS, TASK, DataOptions
+from .recipe import TrainConfig
 
 VOICE = ("loss", "mel", "gate", "focus", "diagonal")
 
@@ -109,8 +110,15 @@ def _listen(config: EvaluateConfig, found: pretrained.Found, split: Any, device:
     return judge_voice(found, vocoder, split, judge, config.judged, Path(config.output_dir) / "said", device)
 
 
+def options_of(args: list[str] | None) -> EvaluateConfig:
+    """The options of a command line, whose `--config` may be a recipe of training: of that, the data."""
+    return configs.parse(
+        EvaluateConfig, args, configs_dir=CONFIGS, prog="evaluate", recipe=TrainConfig, shared=DataOptions
+    )
+
+
 def main(args: list[str] | None = None) -> dict[str, Any]:
-    config = configs.parse(EvaluateConfig, args, configs_dir=CONFIGS, prog="evaluate")
+    config = options_of(args)
     with dist.init(config.device) as world:
         found = pretrained.load(config.checkpoint, device=world.device)
         for name, value in found.mel.to_dict().items():

@@ -123,3 +123,9 @@ def test_two_processes_measure_what_one_does(lists, tmp_path):
 def test_recipes_are_valid(path):
     config = configs.parse(TrainConfig, ["--config", str(path)], configs_dir=CONFIGS)
     assert config.arch in registry.ARCHITECTURES
+
+
+def test_evaluation_takes_the_data_of_a_recipe():
+    measured = evaluate.options_of(["--checkpoint", "x", "--config", "flite"])
+    assert (measured.data, measured.utterances, measured.voices) == ("flite-speech", 6000, ["rms"])
+    assert measured.output_dir == "runs/evaluate" and measured.precision == "fp32"
