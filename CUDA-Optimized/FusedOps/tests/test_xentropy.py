@@ -75,7 +75,8 @@ def test_rows_in_chunks(device, triton_backend, no_worse, monkeypatch, inplace):
     from fusedops.ops import xentropy_kernels
 
     monkeypatch.setattr(xentropy_kernels, "ROWS", ())
-    monkeypatch.setattr(xentropy_kernels, "CHUNK", (32, 4))
+    monkeypatch.setattr(xentropy_kernels, "CHUNKS", ((64, 32, 32),))
+    monkeypatch.setattr(xentropy_kernels, "processors", lambda device: 1)  # several rows a program
     monkeypatch.setattr(xentropy_kernels, "GRADIENT", (32, 4))
     monkeypatch.setattr(xentropy_kernels, "SCALE", (32, 4, 1))
     for options in OPTIONS:

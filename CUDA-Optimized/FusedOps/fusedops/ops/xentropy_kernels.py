@@ -23,7 +23,10 @@ ROWS = (
     (16384, 32, 1, 2),
     (32768, 32, 1, 2),
 )
-CHUNK = (8192, 16)  # classes in a chunk, warps, for longer rows
+# For longer rows: (up to so many programs per multiprocessor, classes in a chunk, warps). There are as many programs as
+# rows fit into KEPT bytes, or as can be where not one each fits.
+CHUNKS = ((1, 16384, 32), (64, 8192, 16))
+KEPT = 40 << 20  # of the L2 cache of an H100 or H200, which has 50 MiB
 GRADIENT = (4096, 8)  # classes in a program, warps, for the gradient alone
 SCALE = (4096, 8, 4)  # elements at a time, warps, programs per multiprocessor
 
@@ -94,61 +97,66 @@ def _row_kernel(
 @triton.jit
 def _loss_kernel(
     logits_ptr, target_ptr, loss_ptr, lse_ptr, gradient_ptr, count_ptr,
-    classes, stride, gradient_stride, ignore_index, smoothing, z_loss, softcap,
+    rows, classes, stride, gradient_stride, ignore_index, smoothing, z_loss, softcap,
     GRADIENT: tl.constexpr, MEAN: tl.constexpr, SMOOTH: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    logits_ptr += row * stride
-    target = tl.load(target_ptr + row)
+    """Rows in chunks, each read twice: few rows at a time, so that the second reading finds them in the L2 cache."""
+    wide_stride = tl.cast(stride, tl.int64)
+    wide_gradient_stride = tl.cast(gradient_stride, tl.int64)
     scale = 1.0
     if MEAN:
         scale = 1.0 / tl.load(count_ptr).to(tl.float32)
-    if target == ignore_index:
-        tl.store(loss_ptr + row, 0.0)
-        tl.store(lse_ptr + row, 0.0)
+    for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+        row_ptr = logits_ptr + row * wide_stride
+        row_gradient_ptr = gradient_ptr
         if GRADIENT:
-            for start in range(0, classes, BLOCK):
-                columns = start + tl.arange(0, BLOCK)
-                zero = tl.zeros((BLOCK,), gradient_ptr.dtype.element_ty)
-                tl.store(gradient_ptr + row * gradient_stride + columns, zero, mask=columns < classes)
-    else:
-        known = (target >= 0) & (target < classes)
-        # A target outside the classes gives NaN instead of reading somewhere else.
-        at_target = tl.load(logits_ptr + target, mask=known, other=float("nan")).to(tl.float32)
-        at_target = _capped(at_target, softcap, SOFTCAP)
-        base = -float("inf")
-        total = 0.0
-        level = 0.0
-        for start in range(0, classes, BLOCK):
-            columns = start + tl.arange(0, BLOCK)
-            inside = columns < classes
-            x = tl.load(logits_ptr + columns, mask=inside, other=-float("inf")).to(tl.float32)
-            x = _capped(x, softcap, SOFTCAP)
-            if SOFTCAP:
-                x = tl.where(inside, x, -float("inf"))
-            if SMOOTH:
-                level += tl.sum(tl.where(inside, x, 0.0), 0)
-            largest = tl.maximum(base, tl.max(x, 0))
-            origin = tl.where(largest == -float("inf"), 0.0, largest)
-            total = total * tl.exp2((base - origin) * LOG2_E) + tl.sum(tl.exp2((x - origin) * LOG2_E), 0)
-            base = largest
-        lse = base + tl.log(total)
-        loss = lse - (1.0 - smoothing) * at_target + z_loss * lse * lse
-        if SMOOTH:
-            loss -= smoothing * (level / classes)
-        tl.store(loss_ptr + row, loss * scale)
-        tl.store(lse_ptr + row, lse)
-        if GRADIENT:
-            gradient_ptr += row * gradient_stride
+            row_gradient_ptr = gradient_ptr + row * wide_gradient_stride
+        target = tl.load(target_ptr + row)
+        if target == ignore_index:
+            tl.store(loss_ptr + row, 0.0)
+            tl.store(lse_ptr + row, 0.0)
+            if GRADIENT:
+                for start in range(0, classes, BLOCK):
+                    columns = start + tl.arange(0, BLOCK)
+                    zero = tl.zeros((BLOCK,), gradient_ptr.dtype.element_ty)
+                    tl.store(row_gradient_ptr + columns, zero, mask=columns < classes)
+        else:
+            known = (target >= 0) & (target < classes)
+            # A target outside the classes gives NaN instead of reading somewhere else.
+            at_target = tl.load(row_ptr + target, mask=known, other=float("nan")).to(tl.float32)
+            at_target = _capped(at_target, softcap, SOFTCAP)
+            base = -float("inf")
+            total = 0.0
+            level = 0.0
             for start in range(0, classes, BLOCK):
                 columns = start + tl.arange(0, BLOCK)
                 inside = columns < classes
-                x = tl.load(logits_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-                x = _capped(x, softcap, SOFTCAP)
-                gradient = _derivative(
-                    x, lse, columns, target, scale, classes, smoothing, z_loss, softcap, SMOOTH, SOFTCAP
-                )
-                tl.store(gradient_ptr + columns, gradient.to(gradient_ptr.dtype.element_ty), mask=inside)
+                x = tl.load(row_ptr + columns, mask=inside, other=-float("inf"), eviction_policy="evict_last")
+                x = _capped(x.to(tl.float32), softcap, SOFTCAP)
+                if SOFTCAP:
+                    x = tl.where(inside, x, -float("inf"))
+                if SMOOTH:
+                    level += tl.sum(tl.where(inside, x, 0.0), 0)
+                largest = tl.maximum(base, tl.max(x, 0))
+                origin = tl.where(largest == -float("inf"), 0.0, largest)
+                total = total * tl.exp2((base - origin) * LOG2_E) + tl.sum(tl.exp2((x - origin) * LOG2_E), 0)
+                base = largest
+            lse = base + tl.log(total)
+            loss = lse - (1.0 - smoothing) * at_target + z_loss * lse * lse
+            if SMOOTH:
+                loss -= smoothing * (level / classes)
+            tl.store(loss_ptr + row, loss * scale)
+            tl.store(lse_ptr + row, lse)
+            if GRADIENT:
+                for start in range(0, classes, BLOCK):
+                    columns = start + tl.arange(0, BLOCK)
+                    inside = columns < classes
+                    x = tl.load(row_ptr + columns, mask=inside, other=0.0, eviction_policy="evict_first")
+                    x = _capped(x.to(tl.float32), softcap, SOFTCAP)
+                    gradient = _derivative(
+                        x, lse, columns, target, scale, classes, smoothing, z_loss, softcap, SMOOTH, SOFTCAP
+                    )
+                    tl.store(row_gradient_ptr + columns, gradient.to(gradient_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -205,14 +213,16 @@ def loss(
     }  # fmt: skip
     tuned = next((row for row in ROWS if classes <= row[0]), None)
     with device_guard(logits):
+        arguments = (*tensors, rows, classes, logits.stride(0), *scalars)
         if tuned is None:
-            block, warps = CHUNK
-            arguments = (*tensors, classes, logits.stride(0), *scalars)
-            _loss_kernel[(rows,)](*arguments, **flags, BLOCK=block, num_warps=warps)
+            room = KEPT // (classes * logits.element_size() * processors(logits.device))
+            _, block, warps = next(chunk for chunk in CHUNKS if room <= chunk[0] or chunk is CHUNKS[-1])
+            per_processor = min(room, 64 // warps) or 64 // warps
+            programs = min(rows, per_processor * processors(logits.device))
+            _loss_kernel[(programs,)](*arguments, **flags, BLOCK=block, num_warps=warps)
         else:
             _, warps, per_processor, stages = tuned
             programs = min(rows, per_processor * processors(logits.device))
-            arguments = (*tensors, rows, classes, logits.stride(0), *scalars)
             block = next_power_of_2(classes)
             _row_kernel[(programs,)](*arguments, **flags, STAGES=stages, BLOCK=block, num_warps=warps)
 
