@@ -51,6 +51,14 @@ def autocast(precision: str, device: torch.device | str) -> contextlib.AbstractC
     return contextlib.nullcontext()
 
 
+def inference_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """The type of weights and activations in inference; "auto" is fp16 on a GPU of sm_80 or newer, else fp32."""
+    if precision == "auto":
+        fast = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        precision = "fp16" if fast else "fp32"
+    return DTYPES[precision]
+
+
 class LossScaler:
     """Dynamic loss scaling over `named_parameters`; with `enabled=False` it does nothing and costs nothing.
 

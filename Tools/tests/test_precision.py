@@ -5,7 +5,7 @@ import math
 import pytest
 
 torch = pytest.importorskip("torch")
-from dlx.precision import LossScaler, NonFiniteError, autocast  # noqa: E402
+from dlx.precision import LossScaler, NonFiniteError, autocast, inference_dtype  # noqa: E402
 
 
 def setup(**options):
@@ -225,3 +225,11 @@ def test_a_captured_step_skips_and_adapts():
     inject.zero_()
     graph.replay()
     assert not same(before, list(model.parameters())) and scaler.value == 32768
+
+
+def test_the_type_for_inference(monkeypatch):
+    assert inference_dtype("auto", torch.device("cpu")) == torch.float32
+    assert inference_dtype("bf16", torch.device("cpu")) == torch.bfloat16
+    for capability, dtype in (((9, 0), torch.float16), ((7, 5), torch.float32)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        assert inference_dtype("auto", torch.device("cuda")) == dtype

@@ -19,7 +19,7 @@ from dlx import config as configs
 from dlx import dist
 from dlx.config import field
 from dlx.files import atomic_write
-from dlx.precision import DTYPES
+from dlx.precision import inference_dtype
 from dlx.speech import audio, fast_vocoder
 from dlx.speech import vocoder as vocoders
 from dlx.speech.filelists import read_texts
@@ -67,17 +67,9 @@ class InferConfig(VoiceOptions):
             raise ValueError("give either text or text_file")
 
 
-def resolve_precision(precision: str, device: torch.device) -> torch.dtype:
-    """The type that weights and activations have."""
-    if precision == "auto":
-        fast = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-        precision = "fp16" if fast else "fp32"
-    return DTYPES[precision]
-
-
 def build(config: VoiceOptions, device: torch.device) -> Synthesizer:
     """The voice and the vocoder that the options name."""
-    voice, dtype = pretrained.load(config.checkpoint, arch=config.arch), resolve_precision(config.precision, device)
+    voice, dtype = pretrained.load(config.checkpoint, arch=config.arch), inference_dtype(config.precision, device)
     vocoder = fast_vocoder.optimize(vocoders.load(config.vocoder, device=device, mel=voice.mel), dtype)
     names = ("batch_size", "chunk", "pause", "strict", "form")
     return Synthesizer(voice, vocoder, device, dtype, **{name: getattr(config, name) for name in names})

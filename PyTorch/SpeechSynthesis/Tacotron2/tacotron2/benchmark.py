@@ -144,7 +144,8 @@ def decoder_of(model: Tacotron2, engine: str) -> FastDecoder:
 
 
 def best_engines(config: BenchmarkConfig, model: Tacotron2) -> list[str]:
-    return config.engines or [FastDecoder(model).engine]
+    best = FastDecoder(model)
+    return config.engines or ["graph" if best.engine == "steps" and best.graphs else best.engine]
 
 
 def measure_decode(config: BenchmarkConfig, batch: int, device: torch.device) -> list[dict[str, Any]]:

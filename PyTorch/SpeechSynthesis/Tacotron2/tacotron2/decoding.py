@@ -119,8 +119,8 @@ class FastDecoder:
     """Decodes with the weights that ``model`` has now.
 
     ``engine``: "steps" is plain PyTorch, "compiled" passes each step through torch.compile, "fused" has kernels of its
-    own (Triton); "auto" is "fused" where the kernels apply, else "steps". ``graphs``: blocks are CUDA graphs, by
-    default where there is CUDA.
+    own (Triton); "auto" is "fused" where the kernels apply and the weights have 16 bits (in float32 plain steps in a
+    graph are faster), else "steps". ``graphs``: blocks are CUDA graphs, by default where there is CUDA.
     """
 
     def __init__(self, model: Tacotron2, engine: str = "auto", graphs: bool | None = None, block: int = BLOCK):
@@ -133,7 +133,9 @@ class FastDecoder:
             raise ValueError(
                 "engine fused needs a CUDA device (and triton), fp32, bf16 or fp16, and rnn a multiple of 4"
             )
-        self.engine = ("fused" if applies else "steps") if engine == "auto" else engine
+        if engine == "auto":
+            engine = "fused" if applies and model.decoder.mel.weight.dtype != torch.float32 else "steps"
+        self.engine = engine
         self.model, self.steps = model, block
         self.stepper = FusedStepper(model) if self.engine == "fused" else Stepper(model)
         if engine == "compiled":

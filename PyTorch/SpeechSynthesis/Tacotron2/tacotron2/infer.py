@@ -20,7 +20,7 @@ import torch
 from dlx import config as configs
 from dlx import dist
 from dlx.files import atomic_write
-from dlx.precision import DTYPES
+from dlx.precision import inference_dtype
 from dlx.speech import audio
 from dlx.speech.filelists import read_texts
 
@@ -51,7 +51,9 @@ class InferConfig:
     sigma: float = configs.field(SIGMA, help="deviation of WaveGlow's noise", ge=0)
     denoise: float = configs.field(STRENGTH, help="strength of WaveGlow's denoiser; 0 is off", ge=0)
     batch_size: int = configs.field(8, help="pieces at a time", ge=1)
-    precision: Literal["fp32", "bf16", "fp16"] = configs.field("fp32", help="of weights and activations")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = configs.field(
+        "auto", help="of weights and activations; auto: fp16 on a GPU of sm_80 or newer, else fp32"
+    )
     stream: bool = configs.field(False, help="give sound before the text is finished; prints the first piece's latency")
     strict: bool = configs.field(False, help="refuse texts with characters that cannot be said")
     engine: Literal["auto", "steps", "compiled", "fused"] = configs.field(
@@ -69,7 +71,8 @@ class InferConfig:
 
 def build(config: InferConfig, device: torch.device) -> Synthesizer:
     """The voice and the vocoder that the options name."""
-    voice, dtype = pretrained.load_voice(config.checkpoint, arch=config.arch), DTYPES[config.precision]
+    voice = pretrained.load_voice(config.checkpoint, arch=config.arch)
+    dtype = inference_dtype(config.precision, device)
     vocoder = pretrained.load_vocoder(
         config.vocoder,
         mel=voice.mel,
