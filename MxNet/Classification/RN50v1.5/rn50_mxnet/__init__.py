@@ -1,0 +1,1 @@
+"""ResNet v1, v1.5, ResNeXt and Xception in MXNet 1.9.1; the README says who should still use it."""
