@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: E402
 from dlx import weights  # noqa: E402
 from dlx.speech import fast_vocoder, vocoder  # noqa: E402
 from dlx.speech.mel import MelConfig, MelSpectrogram  # noqa: E402
-from dlx.speech.vocoder import GriffinLim, HifiGan, HifiGanConfig  # noqa: E402
+from dlx.speech.vocoder import GriffinLim, HifiGan, HifiGanConfig, audible  # noqa: E402
 
 SMALL = HifiGanConfig(16, (4, 2), (8, 4), (3, 5), (1, 3), num_mels=10)
 SMALL_MEL = MelConfig(8000, 32, 8, 32, 10, 0, 4000, padding="same")
@@ -226,3 +226,12 @@ def test_the_gpu_agrees():
     model, mel, lengths = small(), torch.randn(2, 10, 20), torch.tensor([20, 7])
     expected = model(mel, lengths)
     torch.testing.assert_close(model.cuda()(mel.cuda(), lengths.cuda()).cpu(), expected, atol=2e-3, rtol=0)
+
+
+def test_fresh_weights_can_be_heard():
+    torch.manual_seed(0)
+    mel = torch.randn(1, 80, 12)
+    model = HifiGan().eval().requires_grad_(False)
+    faint = model(mel).std()
+    loud = audible(model)(mel).std()
+    assert faint < 0.05 and 0.3 < loud < 1

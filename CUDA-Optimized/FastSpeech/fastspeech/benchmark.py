@@ -29,7 +29,7 @@ from dlx import config as configs
 from dlx.precision import DTYPES
 from dlx.record import Record
 from dlx.speech import fast_vocoder
-from dlx.speech.vocoder import HifiGan
+from dlx.speech.vocoder import HifiGan, audible
 
 from . import registry
 from .cuda import engine as engines
@@ -204,7 +204,7 @@ def measure_pipeline(config: BenchmarkConfig, batch: int, device: torch.device) 
     """Texts to sound with HiFi-GAN, on kernels where they run; peers with the vocoder in plain PyTorch."""
     acoustic, skipped = speaking(config, batch, device)
     torch.manual_seed(config.seed)
-    simple = HifiGan().eval().requires_grad_(False).to(device, config.dtype)
+    simple = audible(HifiGan().eval().requires_grad_(False)).to(device, config.dtype)
     fast = fast_vocoder.optimize(simple, config.dtype)
     programs: Programs = {}
     for name, say in acoustic.items():
@@ -225,7 +225,7 @@ def measure_pipeline(config: BenchmarkConfig, batch: int, device: torch.device) 
 def measure_vocoder(config: BenchmarkConfig, batch: int, device: torch.device) -> list[dict[str, Any]]:
     """Spectrograms to sound by HiFi-GAN, a step of `fast_vocoder.ladder` a row; "ours" is the last there is."""
     torch.manual_seed(config.seed)
-    simple = HifiGan().to(device)
+    simple = audible(HifiGan().eval().requires_grad_(False)).to(device)
     mel = torch.randn(batch, simple.config.num_mels, config.frames, device=device) - 5
     steps = fast_vocoder.ladder(simple, config.dtype)
     skipped = [{"program": name, "skipped": step} for name, step in steps.items() if isinstance(step, str)]

@@ -79,7 +79,7 @@ def test_vocoder(tmp_path):
     assert [row["program"] for row in rows if "skipped" not in row] == steps
     assert [row["program"] for row in rows[4:]] == ["+ CUDA graph", "fused kernels", "fused kernels + CUDA graph"]
     for row in rows[:4]:
-        assert row["items"] == 5 * 256 and row["largest_difference"] <= (0.1 if "+" in row["program"] else 1e-4)
+        assert row["items"] == 5 * 256 and row["mean_difference"] <= (0.03 if "+" in row["program"] else 1e-5)
         assert row["ours_over_this"] > 0 and row["real_time_factor"] > 0
     assert all("CUDA device" in row["skipped"] for row in rows[4:])
 

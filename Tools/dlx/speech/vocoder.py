@@ -126,6 +126,25 @@ class HifiGan(nn.Module):
         return _masked(audio, mask).flatten(1).float()
 
 
+def audible(model: HifiGan) -> HifiGan:
+    """Fresh weights scaled so that what every convolution makes deviates by 1: sounds that fade from layer to layer
+    would be rounding alone in 16 bits, and say nothing about a program."""
+
+    def scale(layer: nn.Module, inputs: tuple[Tensor, ...], made: Tensor) -> Tensor:
+        deviation = made.std()
+        layer.weight /= deviation
+        layer.bias /= deviation
+        return made / deviation
+
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Conv1d | nn.ConvTranspose1d)]
+    handles = [layer.register_forward_hook(scale) for layer in layers]
+    with torch.no_grad():
+        model(torch.randn(1, model.config.num_mels, 20))
+    for handle in handles:
+        handle.remove()
+    return model
+
+
 class GriffinLim(nn.Module):
     """`mel.griffin_lim` as a vocoder: no weights, any spectrogram, a metallic sound."""
 

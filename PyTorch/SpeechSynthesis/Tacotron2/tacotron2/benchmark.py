@@ -32,7 +32,7 @@ from dlx.record import Record
 from dlx.speech.fast_vocoder import FastHifiGan
 from dlx.speech.frontend import FrontEnd
 from dlx.speech.mel import MelConfig
-from dlx.speech.vocoder import HifiGan
+from dlx.speech.vocoder import HifiGan, audible
 
 from . import plain, registry
 from .decoding import FastDecoder, decode
@@ -194,25 +194,6 @@ def fresh_vocoder(config: BenchmarkConfig, arch: str, device: torch.device) -> W
     for flow in model.flows:
         torch.nn.init.normal_(flow.wn.end.weight, std=0.01)
     return model.eval().requires_grad_(False).to(device)
-
-
-def audible(model: HifiGan) -> HifiGan:
-    """Fresh weights scaled so that what every convolution makes deviates by 1: sounds that fade from layer to layer
-    would be rounding alone in 16 bits, and say nothing about a program."""
-
-    def scale(layer: torch.nn.Module, inputs: tuple[Tensor, ...], made: Tensor) -> Tensor:
-        deviation = made.std()
-        layer.weight /= deviation
-        layer.bias /= deviation
-        return made / deviation
-
-    layers = [layer for layer in model.modules() if isinstance(layer, torch.nn.Conv1d | torch.nn.ConvTranspose1d)]
-    handles = [layer.register_forward_hook(scale) for layer in layers]
-    with torch.no_grad():
-        model(torch.randn(1, model.config.num_mels, 20))
-    for handle in handles:
-        handle.remove()
-    return model
 
 
 def vocoder_programs(
