@@ -1,0 +1,64 @@
+"""Loaders over `data`: paddle.io with worker processes, or DALI; both give the same batches as Paddle tensors.
+
+loader = Loader(split, Order(...), size=224, resize=256, augment=True, workers=2)
+loader.set_epoch(3, start=10)
+for images, labels in loader: ...        # uint8 (N, C, size, size), int64 (N,); label -1 is padding
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import paddle
+from paddle import Tensor
+
+from .data import Arrays, Batches, Order, Pictures, Split
+
+
+class _AsDataset(paddle.io.Dataset):
+    def __init__(self, batches: Batches):
+        super().__init__()
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, number: int):
+        return self.batches[number]
+
+
+class Loader:
+    """One process's batches. `backend`: paddle, dali-cpu or dali-gpu."""
+
+    def __init__(
+        self, split: Split, order: Order, *, size: int, resize: int, augment: bool, workers: int = 0,
+        backend: str = "paddle",
+    ) -> None:  # fmt: skip
+        if backend != "paddle" and not isinstance(split, Pictures):
+            raise ValueError(f"data_backend {backend} reads picture files; {split.name} has none: use paddle")
+        if resize < size:
+            raise ValueError(f"resize {resize} is smaller than image_size {size}")
+        self.split, self.order, self.size, self.resize, self.augment = split, order, size, resize, augment
+        self.workers, self.backend = workers, backend
+        self.epoch = self.start = 0
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def set_epoch(self, epoch: int, start: int = 0) -> None:
+        self.epoch, self.start = epoch, start
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        batches = Batches(self.split, self.order, self.size, self.resize, self.augment, self.epoch, self.start)
+        if self.backend != "paddle":
+            from . import dali
+
+            source = dali.batches(batches, self.backend == "dali-gpu", max(1, self.workers))
+            yield from ((paddle.to_tensor(images), paddle.to_tensor(labels)) for images, labels in source)
+        elif self.workers and not isinstance(self.split, Arrays):
+            loader = paddle.io.DataLoader(
+                _AsDataset(batches), batch_size=None, shuffle=False, num_workers=self.workers, return_list=True
+            )
+            yield from loader
+        else:  # pictures in memory: a worker process would cost more than it does
+            yield from ((paddle.to_tensor(images), paddle.to_tensor(labels)) for images, labels in batches)
