@@ -40,6 +40,11 @@ class DaliLoader(Loader):
         super().__init__(dataset, split, **general)
         self.dali, self.options, self.gpu = import_dali(), options, gpu
 
+    @staticmethod
+    def share(count: int, rank: int, num_workers: int) -> int:
+        """DALI cuts the file at count * rank / num_workers."""
+        return count * (rank + 1) // num_workers - count * rank // num_workers
+
     def _pipeline(self, number: int) -> Any:
         fn, types = self.dali.fn, self.dali.types
         path = self.dataset.path(self.split)
@@ -57,7 +62,6 @@ class DaliLoader(Loader):
             )  # fmt: skip
             kind = types.GRAY if self.dataset.channels == 1 else types.RGB
             images = fn.decoders.image(encoded, device="mixed" if self.gpu else "cpu", output_type=kind)
-            crop: dict[str, Any] = {}
             if augmented and size >= SMALL:
                 images = fn.random_resized_crop(
                     images, size=size, random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3], antialias=False
@@ -65,12 +69,11 @@ class DaliLoader(Loader):
             else:
                 images = fn.resize(images, resize_shorter=resize, interp_type=types.INTERP_LINEAR, antialias=False)
             if augmented and size < SMALL:
-                images = fn.pad(fn.paste(images, ratio=1 + 2 * PAD / size, fill_value=0), axes=(0, 1))
-                crop = {name: fn.random.uniform(range=[0.0, 1.0]) for name in ("crop_pos_x", "crop_pos_y")}
+                shift = fn.random.uniform(values=list(range(-PAD, PAD + 1)), shape=2, dtype=types.INT32)
+                images = fn.slice(images, shift, [size, size], axes=(0, 1), out_of_bounds_policy="pad", fill_values=0)
             mirror = fn.random.coin_flip() if augmented else 0
             images = fn.crop_mirror_normalize(
                 images, crop=(size, size), mirror=mirror, dtype=types.FLOAT, output_layout="CHW", mean=[0.0], std=[1.0],
-                **crop,
             )  # fmt: skip
             pipeline.set_outputs(images, labels)
         pipeline.build()

@@ -106,10 +106,8 @@ class Loader:
         self.dataset, self.split, self.batch_size, self.train = dataset, split, batch_size, train
         self.rank, self.num_workers = rank, num_workers
         count = dataset.counts[split]
-        # MXNet and DALI alike give ceil(N / workers) to a worker; the last one gets what is left.
-        share = -(-count // num_workers)
-        self.samples = min(share, max(0, count - rank * share))
-        least = max(0, count - (num_workers - 1) * share)
+        self.samples = self.share(count, rank, num_workers)
+        least = min(self.share(count, other, num_workers) for other in range(num_workers))
         self.batches = least // batch_size if train else -(-self.samples // batch_size)
         if train and not self.batches:
             raise RecordError(
@@ -119,6 +117,12 @@ class Loader:
 
     def __len__(self) -> int:
         return self.batches
+
+    @staticmethod
+    def share(count: int, rank: int, num_workers: int) -> int:
+        """How many of ``count`` pictures a worker reads: in MXNet as many as the others, and the last one what is left."""
+        share = -(-count // num_workers)
+        return min(share, max(0, count - rank * share))
 
     def epoch(self, number: int, start_batch: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from ``start_batch`` on."""

@@ -52,10 +52,15 @@ def to_onnx(found: checkpoint.Classifier, path: Path, batch: int | None = None, 
         stem = Path(folder) / "model"
         network.export(str(stem))
         mx.onnx.export_model(
-            f"{stem}-symbol.json", f"{stem}-0000.params", [(batch or 1, *size)], np.float32, str(temporary), dynamic=batch is None,
-            dynamic_input_shapes=[("batch", *size)] if batch is None else None,
+            f"{stem}-symbol.json", f"{stem}-0000.params", [(batch or 1, *size)], np.float32, str(temporary),
+            dynamic=batch is None, dynamic_input_shapes=[("batch", *size)] if batch is None else None,
         )  # fmt: skip
         model = onnx.load(str(temporary))
+        # MXNet lists the weights among the inputs, which keeps onnxruntime from folding them into anything.
+        weights = {value.name for value in model.graph.initializer}
+        inputs = [value for value in model.graph.input if value.name not in weights]
+        del model.graph.input[:]
+        model.graph.input.extend(inputs)
         values = {key: v if isinstance(v, str) else json.dumps(v) for key, v in found.describe().items()}
         onnx.helper.set_model_props(model, values)
         onnx.checker.check_model(model)

@@ -66,7 +66,7 @@ def encode_file(path: Path, resize: int | None, quality: int) -> bytes:
         return path.read_bytes()
     if resize is not None and min(picture.size) > resize:
         picture = vision.resize_short(picture, resize)
-    return encode_array(np.asarray(picture), "JPEG", quality=quality)
+    return encode_array(np.asarray(picture), "JPEG", quality=quality, subsampling=0)
 
 
 def encode_array(pixels: np.ndarray, kind: str = "PNG", **options: Any) -> bytes:

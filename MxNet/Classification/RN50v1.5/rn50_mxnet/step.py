@@ -98,14 +98,18 @@ def learning_rate(
 def build_trainer(
     network: gluon.HybridBlock, workers: Workers, *, lr: float, momentum: float, weight_decay: float, nesterov: bool
 ) -> gluon.Trainer:
-    """SGD that leaves norms and biases out of the weight decay."""
+    """SGD that leaves norms and biases out of the weight decay; all workers get the first one's weights."""
     for parameter in named_parameters(network).values():
         parameter.wd_mult = 1.0 if len(parameter.shape) > 1 else 0.0
     options = {"learning_rate": lr, "momentum": momentum, "wd": weight_decay}
     kind = "nag" if nesterov else "sgd"
-    return gluon.Trainer(
+    trainer = gluon.Trainer(
         network.collect_params(), kind, options, kvstore=workers.store, update_on_kvstore=False
     )  # fmt: skip
+    if workers.size > 1:  # else the first worker's weights would come with the first update, after a forward pass
+        trainer._init_kvstore()
+        trainer._init_params()
+    return trainer
 
 
 def _indices(network: gluon.HybridBlock, trainer: gluon.Trainer) -> dict[int, str]:

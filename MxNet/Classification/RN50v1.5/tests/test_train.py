@@ -1,0 +1,202 @@
+"""Whole runs: what they write, stopping and going on to the bit, several workers, precisions, refusals."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from dlx import record
+from rn50_mxnet import checkpoint, evaluate, quickstart, runner, train
+
+GOLDEN = Path(__file__).parent / "golden" / "quickstart.json"
+SHORT = {
+    "arch": "resnet8_small", "epochs": 3, "batch_size": 8, "lr": 0.1, "lr_batch_size": None, "warmup_epochs": 0.5,
+    "momentum": 0.9, "log_every": 1, "device": "cpu", "mixup": 0.2,
+}  # fmt: skip
+
+
+def options(dataset, output, **changed):
+    values = SHORT | {"data_dir": str(dataset.folder), "output_dir": str(output)} | changed
+    return [word for key, value in values.items() for word in (f"--{key}", "null" if value is None else str(value))]
+
+
+def losses(output):
+    return dict(map(tuple, record.load(output).fields["curve"]["train.loss"]))
+
+
+def same_weights(first, second):
+    ours, theirs = (
+        checkpoint.read_tensors(Path(f) / "checkpoints" / "last" / "model.safetensors") for f in (first, second)
+    )
+    assert ours.keys() == theirs.keys()
+    return all(np.array_equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.fixture(scope="module")
+def whole(grey, tmp_path_factory):
+    """A run of three epochs, never interrupted."""
+    output = tmp_path_factory.mktemp("whole")
+    train.main(options(grey, output))
+    return output
+
+
+def test_a_run_learns_and_leaves_everything(whole):
+    found = record.load(whole)
+    assert found.value("val.top1") == 100.0 and found.value("val.samples") == 23
+    assert found.fields["status"] == "finished" and found.value("train.steps") == 15
+    assert losses(whole)[15] < losses(whole)[1]
+    assert (whole / "report.html").is_file() and (whole / "dllogger.json").read_text().startswith("DLLL {")
+    assert sorted(path.name for path in (whole / "checkpoints").iterdir()) == ["best", "last"]
+    assert not (whole / "checkpoints" / "best" / "trainer.safetensors").exists()
+
+
+def test_resume_in_the_middle_of_an_epoch_is_exact(grey, whole, tmp_path):
+    train.main(options(grey, tmp_path, max_steps=7))
+    assert checkpoint.read_state(tmp_path / "checkpoints" / "last")["progress"]["batch"] == 2
+    train.main(options(grey, tmp_path))
+    assert same_weights(tmp_path, whole)
+    assert losses(tmp_path) == {step: loss for step, loss in losses(whole).items() if step > 7}
+
+
+def test_a_signal_saves_and_the_same_command_goes_on(grey, whole, tmp_path):
+    command = [sys.executable, "-m", "rn50_mxnet.train", *options(grey, tmp_path, epochs=3)]
+    slow = "import time, rn50_mxnet.train as t; s = t.train_step\n"
+    slow += "t.train_step = lambda *a: (time.sleep(0.2), s(*a))[1]\nt.main()"
+    process = subprocess.Popen([sys.executable, "-c", slow, *command[3:]])
+    log = tmp_path / "dllogger.json"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (log.exists() and '"step": [0, 2]' in log.read_text()):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 128 + signal.SIGTERM
+    assert record.load(tmp_path).fields["status"] == "stopped"
+    assert 2 <= checkpoint.read_state(tmp_path / "checkpoints" / "last")["progress"]["step"] < 15
+    subprocess.run(command, check=True, capture_output=True)
+    assert same_weights(tmp_path, whole)
+
+
+def test_other_settings_are_no_continuation(grey, whole):
+    with pytest.raises(ValueError, match=r"other settings \(lr 0.1 -> 0.2\); --resume never"):
+        train.main(options(grey, whole, lr=0.2))
+
+
+def test_validation_without_weights_is_refused(grey, tmp_path):
+    for mode in ("val", "pred"):
+        with pytest.raises(ValueError, match="validation needs trained weights: give --checkpoint"):
+            train.main(options(grey, tmp_path, mode=mode))
+    with pytest.raises(ValueError, match="validation needs trained weights"):
+        evaluate.main(["--data_dir", str(grey.folder)])
+    with pytest.raises(ValueError, match="no checkpoint here"):
+        evaluate.main(["--data_dir", str(grey.folder), "--checkpoint", str(tmp_path)])
+    with pytest.raises(ValueError, match="synthetic pictures have no truth"):
+        evaluate.main(["--data", "synthetic", "--checkpoint", str(tmp_path)])
+
+
+def test_val_and_pred_use_the_weights(grey, whole, tmp_path):
+    result = train.main(options(grey, tmp_path / "val", mode="val", checkpoint=whole))
+    assert result["top1"] == 100.0 and np.trace(result["confusion"]) == 23
+    assert evaluate.main(["--checkpoint", str(whole), "--data_dir", str(grey.folder), "--output_dir", str(tmp_path)])
+    content = train.main(options(grey, tmp_path / "pred", mode="pred", checkpoint=whole))
+    stored = json.loads((tmp_path / "pred" / "predictions.json").read_text())
+    assert stored == content and len(stored["predictions"]) == 23
+    # All right, as above, so they are the labels in the order of the file.
+    counts = [[name for name, _ in stored["predictions"]].count(label) for label in grey.classes]
+    assert counts == [sum(row) for row in result["confusion"]]
+
+
+def test_a_model_of_other_classes_is_refused(colour, grey, whole, tmp_path):
+    with pytest.raises(ValueError, match="takes pictures of 1 channels, .* has 3"):
+        evaluate.main(["--checkpoint", str(whole), "--data_dir", str(colour.folder), "--output_dir", str(tmp_path)])
+    last = whole / "checkpoints" / "last"
+    content = checkpoint.read_state(last) | {"classes": ["ant", "wasp", "cat"]}
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "state.json").write_text(json.dumps(content))
+    (other / "model.safetensors").write_bytes((last / "model.safetensors").read_bytes())
+    with pytest.raises(ValueError, match="calls class 1 'wasp', .* calls it 'bee'"):
+        evaluate.main(["--checkpoint", str(other), "--data_dir", str(grey.folder), "--output_dir", str(tmp_path)])
+
+
+def test_evaluation_by_hand():
+    """Sums over batches of different sizes, against numpy."""
+    logits = np.random.default_rng(0).standard_normal((7, 6)).astype(np.float32)
+    truth = np.array([0, 1, 2, 3, 4, 5, 0])
+    batches = [(mx.nd.array(logits[:4]), mx.nd.array(truth[:4])), (mx.nd.array(logits[4:]), mx.nd.array(truth[4:]))]
+    found = evaluate.evaluate(
+        lambda x: x.reshape((-1, 6)) * 255, [(x.reshape((-1, 1, 2, 3)), y) for x, y in batches], mean=(0.0,), std=(1.0,),
+        num_classes=6, workers=train.Workers(), ctx=mx.cpu(),
+    )  # fmt: skip
+    scores = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    ranks = (logits > logits[np.arange(7), truth][:, None]).sum(1)
+    assert found["loss"] == pytest.approx(-scores[np.arange(7), truth].mean(), rel=1e-5)
+    assert found["top1"] == pytest.approx(100 * (ranks < 1).mean())
+    assert found["top5"] == pytest.approx(100 * (ranks < 5).mean())
+    assert np.array(found["confusion"]).sum(1).tolist() == [2, 1, 1, 1, 1, 1]
+
+
+def test_two_workers_train_validate_and_resume(grey, tmp_path):
+    """In two halves or in one go, the same; every validation picture counts once."""
+    arguments = ["-n", "2", "-b", "4", "--"]
+    for output, steps in (("whole", [10]), ("halves", [4, 10])):
+        for count in steps:
+            words = options(grey, tmp_path / output, epochs=2, max_steps=count, mixup=0.0)
+            assert runner.main([*arguments, *words]) == 0
+    found = record.load(tmp_path / "whole")
+    assert found.value("val.samples") == 23 and found.value("workers") == 2 and found.value("val.top1") > 60
+    assert same_weights(tmp_path / "whole", tmp_path / "halves")
+
+
+def test_a_worker_that_fails_ends_the_run(grey, tmp_path):
+    assert runner.main(["-n", "2", "--", *options(grey, tmp_path, arch="resnet8_small", batch_size=1000)]) != 0
+    with pytest.raises(SystemExit):
+        runner.main(["-n", "0"])
+
+
+def test_bf16_trains(grey, whole, tmp_path):
+    """In a process of its own: MXNet's AMP changes its operators for good. The graph must hold casts to bfloat16."""
+    words = options(grey, tmp_path, precision="bf16", epochs=2)
+    code = "import sys, mxnet as mx, rn50_mxnet.train as t\n"
+    code += "w = t.Workers(); run = t.Run(t.configs.parse(t.TrainConfig, sys.argv[1:]), w)\n"
+    code += "assert 'bfloat16' in run.network(mx.sym.var('data')).tojson() or 'amp_cast' in run.network(mx.sym.var('data')).tojson()\n"
+    code += "t.main(sys.argv[1:])"
+    subprocess.run([sys.executable, "-c", code, *words], check=True, env=os.environ | {"PYTHONWARNINGS": "ignore"})
+    plain, half = losses(whole), losses(tmp_path)
+    assert half[1] == pytest.approx(plain[1], rel=0.05) and half[1] != plain[1]
+    assert record.load(tmp_path).value("val.top1") > 60
+
+
+def test_fp16_and_gpus_are_refused_where_there_are_none(grey, tmp_path):
+    with pytest.raises(ValueError, match="precision fp16 needs a GPU"):
+        train.main(options(grey, tmp_path, precision="fp16"))
+    with pytest.raises(ValueError, match="built without CUDA"):
+        train.main(options(grey, tmp_path, device="gpu"))
+
+
+def test_a_checkpoint_starts_a_training(grey, whole, tmp_path):
+    train.main(options(grey, tmp_path, checkpoint=whole, max_steps=1, lr=1e-6, mixup=0.0))
+    assert losses(tmp_path)[1] < 0.8
+
+
+def test_quickstart_goes_through(grey, tmp_path, capsys):
+    words = ["--data_dir", str(grey.folder), "--output_dir", str(tmp_path), "--batch_size", "8", "--epochs", "2"]
+    quickstart.main(words)
+    assert "% top-1 on 23 pictures never trained on" in capsys.readouterr().out
+    assert (tmp_path / "report.html").is_file() and (tmp_path / "infer" / "picture.png").is_file()
+
+
+def test_the_first_losses_of_the_quick_start_have_not_changed(tmp_path):
+    """A change of numerics belongs into the file, with the reason in the commit: tests/golden/make_quickstart.py."""
+    stored = json.loads(GOLDEN.read_text())
+    train.main(
+        ["--config", "quickstart", "--mode", "train", "--max_steps", "20", "--log_every", "1"]
+        + ["--output_dir", str(tmp_path)]
+    )
+    found = losses(tmp_path)
+    assert [found[step] for step in range(1, 21)] == pytest.approx(stored["losses"], rel=2e-3)
