@@ -17,15 +17,16 @@ from dlx import vision
 from .data import Batches, DataError, Pictures
 
 
-def _pipeline(batches: Batches, gpu: bool, threads: int) -> Any:
+def _pipeline(batches: Batches, inputs: Iterator[Any], gpu: bool, threads: int) -> Any:
     try:
         from nvidia.dali import Pipeline, fn, types
     except ImportError as error:
         raise ImportError(f"data_backend dali needs `pip install -r requirements-dali.txt` ({error})") from error
     pipeline = Pipeline(batches.order.batch_size, threads, 0 if gpu else None, prefetch_queue_depth=2)
     with pipeline:
-        encoded, anchor, shape, mirror = (
-            fn.external_source(name=name, device="cpu") for name in ("encoded", "anchor", "shape", "mirror")
+        # A source, so that DALI asks for it ahead of time.
+        encoded, anchor, shape, mirror = fn.external_source(
+            source=inputs, num_outputs=4, dtype=[types.UINT8, types.FLOAT, types.FLOAT, types.INT32]
         )
         pixels = fn.decoders.image(encoded, device="mixed" if gpu else "cpu", output_type=types.RGB)
         pixels = fn.slice(pixels, anchor, shape, axis_names="WH", normalized_anchor=False, normalized_shape=False)
@@ -57,7 +58,15 @@ def batches(source: Batches, gpu: bool, threads: int) -> Iterator[tuple[np.ndarr
             f"{len(special)} picture(s) that DALI would not decode like Pillow, the first is "
             f"{split.paths[special[0]]}; use --data_backend paddle"
         )
-    pipeline = _pipeline(source, gpu, threads)
+    pipeline = _pipeline(source, _inputs(source, split), gpu, threads)
+    for row in source.table:
+        (output,) = pipeline.run()
+        images = np.asarray((output.as_cpu() if gpu else output).as_array())
+        yield images.copy(), np.where(row >= 0, split.labels[np.maximum(row, 0)], -1).astype(np.int64)
+
+
+def _inputs(source: Batches, split: Pictures) -> Iterator[tuple[list[np.ndarray], ...]]:
+    """Of each batch the files' bytes, the windows' corners and sizes, and what is mirrored."""
     for row in source.table:
         given = np.maximum(row, 0)
         windows = np.zeros((len(row), 4), np.float32)
@@ -68,10 +77,5 @@ def batches(source: Batches, gpu: bool, threads: int) -> Iterator[tuple[np.ndarr
             else:
                 window = _evaluation_window(*(int(v) for v in split.sizes[index]), source.resize, source.size)
             windows[place] = window
-        pipeline.feed_input("encoded", [np.fromfile(split.paths[index], np.uint8) for index in given])
-        pipeline.feed_input("anchor", list(windows[:, :2]))
-        pipeline.feed_input("shape", list(windows[:, 2:]))
-        pipeline.feed_input("mirror", list(mirrors))
-        (output,) = pipeline.run()
-        images = np.asarray((output.as_cpu() if gpu else output).as_array())
-        yield images.copy(), np.where(row >= 0, split.labels[given], -1).astype(np.int64)
+        encoded = [np.fromfile(split.paths[index], np.uint8) for index in given]
+        yield encoded, list(windows[:, :2]), list(windows[:, 2:]), list(mirrors)

@@ -155,7 +155,10 @@ def open_data(
         return dict(read_fashion_mnist())
     if data == "synthetic":
         classes = [f"class_{number}" for number in range(num_classes)]
-        return {name: Synthetic(name, classes, count) for name, count in (("train", num_samples), ("val", 1000))}
+        return {
+            name: Synthetic(name, classes, count)
+            for name, count in (("train", num_samples), ("val", max(num_classes, num_samples // 8)))
+        }
     raise ValueError(f"data {data!r} is neither fashion-mnist nor synthetic; your own pictures are --data_dir FOLDER")
 
 

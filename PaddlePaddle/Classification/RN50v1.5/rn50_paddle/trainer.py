@@ -111,9 +111,9 @@ class Trainer:
             self.peak_lr, config.momentum, parameters, config.nesterov, L2Decay(config.weight_decay)
         )
         if config.asp:
-            optimizer = sparsity.decorate(optimizer)
+            optimizer = sparsity.decorate(optimizer, parameters)
             if config.prune_model:
-                sparsity.prune(model, config.mask_algo)
+                sparsity.prune(model, optimizer, config.mask_algo)
             self.masked = list(sparsity.masks(model, optimizer))
         forward: Any = paddle.jit.to_static(model, full_graph=True) if config.to_static else model
         if world.size > 1:

@@ -8,6 +8,4 @@ if [ "${NPROC:-1}" = 1 ]; then exec "$root/dlx" run PaddlePaddle/Classification/
 python=${PYTHON:-$("$root/dlx" env path PaddlePaddle/Classification/RN50v1.5)/bin/python}
 export PYTHONPATH="$root/Tools:$task${PYTHONPATH:+:$PYTHONPATH}" OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
 options=(--nproc_per_node "$NPROC" --log_dir "${LOG_DIR:-runs/paddle-launch-logs}")
-# Without a GPU Paddle's launcher has to be told the backend.
-if ! command -v nvidia-smi > /dev/null; then options+=(--backend gloo); fi
 exec "$python" -m paddle.distributed.launch "${options[@]}" "$task/rn50_paddle/launched.py" "$@"
