@@ -291,9 +291,16 @@ def verify(name_or_set: str | DataSet, home: str | os.PathLike[str] | None = Non
     """Read every byte of a prepared set again; the faults found (none: an empty list). ValueError: not prepared."""
     data_set = _set(name_or_set)
     folder = data_folder(data_set, home)
+    if _stamp(folder) is None:
+        raise ValueError(f"data set {data_set.name} is not prepared in {_home(home)}")
+    return verify_folder(folder)
+
+
+def verify_folder(folder: Path) -> list[str]:
+    """The like for the folder of a prepared set, whose stamp says what belongs in it."""
     stamp = _stamp(folder)
     if stamp is None:
-        raise ValueError(f"data set {data_set.name} is not prepared in {_home(home)}")
+        return [f"{folder}: not complete"]
     extra = {path.relative_to(folder).as_posix() for path in _files(folder)} - set(stamp["files"])
     return _damage(folder, True) + [f"{folder / name}: does not belong here; remove it" for name in sorted(extra)]
 

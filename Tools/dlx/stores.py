@@ -98,16 +98,22 @@ def cache_verify(options: argparse.Namespace) -> int:
     """
     from dlx import data, weights
 
-    faults = []
+    faults, seen = [], set()
     for name in data.names():
         folder = data.data_folder(data.get(name))
         if not folder.is_dir():
             continue
+        seen.add(folder)
         if options.repair:
             data.prepare(name, check=True)
         found = data.verify(name) if (folder / data.STAMP).is_file() else [f"{folder}: not complete"]
         faults += found
         print(f"{'ok' if not found else 'DAMAGED':8} {name}")
+    for entry in data.entries():  # sets of tasks, which only these know how to fetch
+        if entry.kind == "data" and (entry.path / data.STAMP).is_file() and entry.path not in seen:
+            found = data.verify_folder(entry.path)
+            faults += [f"{fault}; its task's `prepare` makes it anew" for fault in found]
+            print(f"{'ok' if not found else 'DAMAGED':8} {entry.name}")
     for card in weights.cards(require_root()).values():
         path = weight_dir() / card.filename
         if path.is_file():

@@ -73,6 +73,7 @@ class Trainer:
     task: str  # its folder's name, for the record
     items = "images"  # what a sample is called
     loss_unit = ""
+    fixed: tuple[str, ...] = ()  # keys of `identity` besides arch and classes with which a run cannot go on differently
     score = "loss"  # the key of `validate` that tells the best checkpoint
     maximize = True  # whether more of the score is better
     metrics: dict[str, dict[str, str]]  # unit, goal and format of each entry of `validate` that is logged
@@ -277,6 +278,10 @@ class Trainer:
                 f"{loaded.path} was trained on other classes ({known} ...) than the data's ({found} ...); "
                 f"{resuming.ADVICE}"
             )
+        for key in self.fixed:
+            before, now = loaded.metadata.get(key), own[key]
+            if before != now:
+                raise ValueError(f"{loaded.path} was trained with {key} {before}, not {now}; {resuming.ADVICE}")
 
     def close(self) -> None:
         """Stop the loaders' processes."""

@@ -81,6 +81,22 @@ def test_cache_verify_finds_damage(carded, tmp_path):
     assert not (home / "weights" / "tiny.photos.bin").exists(), "this one's source is the tree, which is whole"
 
 
+def test_cache_verify_looks_at_sets_of_tasks(tree):
+    """A set that only its task registers: its stamp says what belongs in it."""
+    folder = tree.home / "data" / "molecules-1"
+    folder.mkdir(parents=True)
+    (folder / "a.csv").write_text("1")
+    entry = {"sha256": hashlib.sha256(b"1").hexdigest(), "size": 1, "mtime_ns": (folder / "a.csv").stat().st_mtime_ns}
+    (folder / ".dlx-complete.json").write_text(
+        json.dumps({"name": "molecules", "version": "1", "files": {"a.csv": entry}})
+    )
+    done = tree.dlx("cache", "verify")
+    assert done.returncode == 0 and "ok       molecules-1" in done.stdout
+    (folder / "a.csv").write_text("2")
+    done = tree.dlx("cache", "verify")
+    assert done.returncode == 1 and "DAMAGED  molecules-1" in done.stdout and "`prepare` makes it anew" in done.stdout
+
+
 def test_half_made_data_is_reported(tree):
     (tree.home / "data" / "foolbox-images-3.3.4").mkdir(parents=True)
     done = tree.dlx("cache", "verify")

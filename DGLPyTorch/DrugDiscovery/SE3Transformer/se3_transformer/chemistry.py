@@ -17,6 +17,8 @@ SYMBOLS = {number: symbol for symbol, number in ELEMENTS.items()}
 _RADII = {1: 0.31, 6: 0.76, 7: 0.71, 8: 0.66, 9: 0.57}  # covalent radii (Cordero et al. 2008), angstrom
 _LONGEST = 1.3  # times the sum of the radii
 SHORTEST = 1e-3  # angstrom: closer atoms are in one place
+FARTHEST = 1e3  # angstrom from the middle: no molecule is so large
+_FEWEST = {1: 1, 6: 2, 7: 1, 8: 1, 9: 1}  # neighbours that an atom of a whole molecule has
 EMBEDDINGS = 8  # tries for a conformer, each with a seed of its own
 
 
@@ -123,6 +125,24 @@ def _check_distances(molecule: Molecule) -> None:
         raise ValueError(f"{molecule.name}: atoms {first[0]} and {second[0]} are in one place")
 
 
+def _check_whole(molecule: Molecule) -> None:
+    """ValueError where bonds found from a geometry show that atoms are missing or out of place."""
+    if len(molecule.numbers) > 1:
+        neighbours = np.bincount(molecule.bonds[:, :2].ravel(), minlength=len(molecule.numbers))
+        for atom, (number, count) in enumerate(zip(molecule.numbers.tolist(), neighbours.tolist(), strict=True)):
+            if count < min(_FEWEST[number], len(molecule.numbers) - 1):
+                raise ValueError(
+                    f"atom {atom + 1} ({SYMBOLS[number]}) has {count} neighbour(s) within the length of a bond: "
+                    "hydrogens are missing, or the geometry is not in angstrom"
+                )
+        pieces = np.arange(len(molecule.numbers))
+        for _ in pieces:  # the smallest number among all that are connected
+            for first, second in molecule.bonds[:, :2]:
+                pieces[first] = pieces[second] = min(pieces[first], pieces[second])
+        if pieces.any():
+            raise ValueError(f"holds {len(set(pieces.tolist()))} molecules; give each by itself")
+
+
 def from_smiles(smiles: str, seed: int = 0) -> Molecule:
     """A molecule with a conformer by ETKDG, relaxed with MMFF94 where that knows all atoms.
 
@@ -137,6 +157,8 @@ def from_smiles(smiles: str, seed: int = 0) -> Molecule:
     unknown = sorted({atom.GetSymbol() for atom in molecule.GetAtoms()} - ELEMENTS.keys())
     if unknown:
         raise ValueError(f"{smiles!r}: element {', '.join(unknown)} is none of QM9's ({', '.join(ELEMENTS)})")
+    if len(chem.GetMolFrags(molecule)) > 1:
+        raise ValueError(f"{smiles!r} holds several molecules; give each by itself")
     molecule = chem.AddHs(molecule)
     tries = ({"randomSeed": seed + number, "useRandomCoords": number > 0} for number in range(EMBEDDINGS))
     if all(AllChem.EmbedMolecule(molecule, **options) for options in tries):
@@ -225,17 +247,24 @@ def _from_xyz(block: list[str], count: int, name: str) -> Molecule:
     if len(atoms) != count:
         raise ValueError(f"{count} atoms announced, {len(atoms)} found")
     try:
+        for number, atom in enumerate(atoms, 1):
+            if len(atom) < 4:
+                raise ValueError(f"atom {number} has {max(len(atom) - 1, 0)} coordinates")
         numbers = np.array([ELEMENTS[atom[0]] for atom in atoms], np.uint8)
         positions = np.array([[float(value) for value in atom[1:4]] for atom in atoms]).reshape(count, 3)
     except KeyError as error:
-        raise ValueError(f"element {error} is none of QM9's") from None
+        known = ", ".join(ELEMENTS)
+        raise ValueError(f"element {error} is none of QM9's, which are written {known}") from None
     except (ValueError, IndexError) as error:
         raise ValueError(f"cannot be read: {error}") from None
     if not np.isfinite(positions).all():
         raise ValueError("a position is not a finite number")
+    if np.abs(positions - positions.mean(0)).max() > FARTHEST:
+        raise ValueError(f"an atom is more than {FARTHEST:g} angstrom from the middle")
     molecule = Molecule(block[0].strip() or name, numbers, positions, np.zeros((0, 3), np.int64))
     _check_distances(molecule)
     molecule.bonds = bonds_from_geometry(numbers, positions)
+    _check_whole(molecule)
     return molecule
 
 

@@ -9,6 +9,7 @@ Loading such a state dict with ``load_state_dict`` converts it, and gives each l
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,7 @@ def convert_convolution(radial: RadialProfile, state_dict: dict[str, Tensor], pr
     sharing = next(iter(profiles)).split(":")[0]
     for key in [key for key in state_dict if key.startswith(prefix) and _PROFILE.match(key[len(prefix) :])]:
         del state_dict[key]
-    radial.set_sharing(sharing)
+    _share(radial, sharing)
     names: dict[int, str] = {}
     for pair in radial.pairs:
         place = {"all": "", "output": pair.degree_out, "input": pair.degree_in}.get(
@@ -77,11 +78,21 @@ def convert_convolution(radial: RadialProfile, state_dict: dict[str, Tensor], pr
     )
 
 
+def _share(radial: RadialProfile, sharing: str) -> None:
+    if sharing != radial.sharing:
+        radial.set_sharing(sharing)
+        warnings.warn(
+            f"these weights share radial profiles by {sharing}: the model has new parameters for them, so make "
+            "optimisers and DistributedDataParallel after loading",
+            stacklevel=2,
+        )
+
+
 def _adopt_sharing(radial: RadialProfile, state_dict: Mapping[str, Tensor], prefix: str) -> None:
     """Take the sharing that a state dict of our own layout names."""
     code = state_dict.get(f"{prefix}conv.radial_func.sharing_code")
     if code is not None and 0 <= int(code) < len(SHARING):
-        radial.set_sharing(SHARING[int(code)])
+        _share(radial, SHARING[int(code)])
 
 
 def _canonical_rows(pairs: list[Pair], matrices: list[Tensor], prefix: str) -> Tensor:

@@ -49,6 +49,8 @@ class Graph:
             for name, values in (("dst", self.edge_index[1]), ("batch", self.batch)):
                 if (values.diff() < 0).any():
                     raise ValueError(f"{name} must be in ascending order; Graph.build sorts edges")
+            if self.num_nodes and int(self.batch[0]) < 0:
+                raise ValueError(f"batch names graph {int(self.batch[0])}")
         if self.num_graphs is None:
             self.num_graphs = int(self.batch.max()) + 1 if self.num_nodes else 0
 
@@ -137,6 +139,11 @@ class Graph:
         return moved
 
 
+def _on_host(tensor: Tensor) -> bool:
+    """Whether its values can be looked at without waiting for a GPU."""
+    return tensor.device.type == "cpu"
+
+
 def _starts(ordered: Tensor, count: int) -> Tensor:
     bounds = torch.arange(count + 1, device=ordered.device, dtype=ordered.dtype)
     return torch.searchsorted(ordered, bounds).int()
@@ -174,7 +181,7 @@ def _from_dgl(source: Any, relative_pos: Tensor | None) -> Graph:
         graphs = len(sizes)
         batch = torch.repeat_interleave(torch.arange(graphs, device=src.device), sizes, output_size=count)
     return Graph.build(
-        src.long(), dst.long(), count, relative_pos=relative_pos, batch=batch, num_graphs=graphs, check=False
+        src.long(), dst.long(), count, relative_pos=relative_pos, batch=batch, num_graphs=graphs, check=_on_host(src)
     )
 
 
@@ -190,5 +197,5 @@ def _from_pyg(source: Any, relative_pos: Tensor | None) -> Graph:
         raise ValueError("the graph object does not say num_nodes")
     return Graph.build(
         src, dst, int(count), relative_pos=relative_pos, batch=getattr(source, "batch", None),
-        num_graphs=getattr(source, "num_graphs", None), check=False,
+        num_graphs=getattr(source, "num_graphs", None), check=_on_host(src),
     )  # fmt: skip

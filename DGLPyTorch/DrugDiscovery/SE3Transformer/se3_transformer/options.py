@@ -44,6 +44,12 @@ def build_model(options: dict[str, Any], num_targets: int = 1) -> SE3Transformer
     if unknown:
         raise ValueError(f"unknown model options: {', '.join(unknown)}")
     chosen = ModelOptions(**options)
+    for name in ("num_layers", "num_heads", "num_degrees", "num_channels", "channels_div"):
+        value, most = getattr(chosen, name), 7 if name == "num_degrees" else None
+        if value < 1 or (most and value > most):
+            raise ValueError(f"{name} must be at least 1{f' and at most {most}' if most else ''}, got {value}")
+    if num_targets < 1:
+        raise ValueError(f"num_targets must be at least 1, got {num_targets}")
     width = chosen.num_channels // chosen.channels_div
     if width < 1 or width % chosen.num_heads:
         raise ValueError(

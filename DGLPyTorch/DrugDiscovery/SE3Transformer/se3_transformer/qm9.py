@@ -107,7 +107,28 @@ def load(home: str | os.PathLike[str] | None = None, *, workers: int | None = No
         with files.lock(target.with_name(target.name + ".lock"), message="waiting for another process to read QM9"):
             if not (target / "complete.json").is_file():
                 build([tables / part for part in PARTS], target, workers=workers, expected=COUNT)
+    check(target)
     return Molecules.open(target)
+
+
+def check(target: Path) -> None:
+    """ValueError where a file of the arrays is not as it was made; what has its size and time is taken as such."""
+    note = json.loads((target / "complete.json").read_text())
+    if "files" not in note:  # made before this was written down
+        files.atomic_write(target / "complete.json", json.dumps(note | {"files": _fingerprints(target)}) + "\n")
+    for name, (digest, size, time_ns) in note.get("files", {}).items():
+        path = target / name
+        found = path.stat() if path.is_file() else None
+        same = found is not None and (found.st_size, found.st_mtime_ns) == (size, time_ns)
+        if not same and (found is None or found.st_size != size or files.sha256(path) != digest):
+            raise ValueError(f"{path} is damaged; remove the folder {target}, and it is made anew")
+
+
+def _fingerprints(target: Path) -> dict[str, tuple[str, int, int]]:
+    return {
+        path.name: (files.sha256(path), path.stat().st_size, path.stat().st_mtime_ns)
+        for path in sorted(target.glob("*.npy"))
+    }
 
 
 def build(
@@ -129,7 +150,7 @@ def build(
     counts = {"molecules": count, "bonds_from_geometry": int(arrays["perceived"].sum())}
     with files.atomic_path(target) as temporary:
         Molecules(arrays).save(temporary)
-        note = counts | {"seconds": round(time.monotonic() - started, 1)}
+        note = counts | {"seconds": round(time.monotonic() - started, 1), "files": _fingerprints(temporary)}
         files.atomic_write(temporary / "complete.json", json.dumps(note) + "\n")
     for path in paths_made:
         path.unlink(missing_ok=True)

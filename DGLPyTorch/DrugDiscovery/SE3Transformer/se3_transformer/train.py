@@ -35,6 +35,7 @@ class Trainer(trainer.Trainer):
     """Builds everything of a run. `train_step` itself knows nothing of it."""
 
     task, score, maximize, items = TASK, "mae", False, "molecules"
+    fixed = ("model_options", "graph", "radius", "split_seed")  # another split would train on molecules of the test
 
     def __init__(self, config: TrainConfig, world: dist.World):
         self.config, self.world = config, world

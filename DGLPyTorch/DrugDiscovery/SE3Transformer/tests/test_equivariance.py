@@ -14,8 +14,9 @@ import itertools
 import pytest
 import torch
 
+from dlx.precision import autocast
 from se3_transformer.graph import Graph
-from se3_transformer.model import Fiber, SE3Transformer, SE3TransformerPooled
+from se3_transformer.model import Fiber, SE3Transformer, SE3TransformerPooled, set_kernels
 from se3_transformer.model.attention import AttentionBlockSE3
 from se3_transformer.model.basis import spherical_harmonics
 from se3_transformer.model.convolution import ConvSE3
@@ -151,6 +152,46 @@ def test_whole_model(degrees, low_memory, dtype):
     assert_close(other, plain, TOLERANCE[dtype] / 10)
     sum(value.square().sum() for value in other.values()).backward()
     assert_close({name: p.grad for name, p in twin.named_parameters()}, gradients, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("populate_edge", ["arcsin", "zero"])
+def test_variants_of_protein_design_codes(populate_edge):
+    """Other lengths of edges, and a linear last layer: equivariant, too; "zero" does not see how long edges are."""
+    net = model(2, populate_edge=populate_edge, final_layer="lin").double()
+    case = Case(Fiber({0: 6}), Fiber({0: 4}), torch.float64)
+    rotation = random_rotation(2)
+    plain = net(case.graph(), case.nodes, case.edges)
+    assert_close(net(case.graph(case.positions @ rotation.T), case.nodes, case.edges), turn(plain, rotation), 1e-9)
+    longer = net(case.graph(3 * case.positions), case.nodes, case.edges)
+    assert torch.allclose(longer["0"], plain["0"]) == (populate_edge == "zero")
+    assert set(net.graph_modules[-1].weights) == {"0", "1"}
+
+
+@pytest.mark.parametrize("name", ["bf16", "tf32"])
+def test_rounding_turns_as_it_does_in_plain_pytorch(name):
+    """With few digits a turned molecule gives a turned answer up to rounding: kernels at most twice as far as plain."""
+    if name == "tf32" and not torch.cuda.is_available():
+        pytest.skip("tf32 needs a CUDA device")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    net = model(3).float().to(device)
+    case = Case(Fiber({0: 6}), Fiber({0: 4}), torch.float32)
+    rotation = random_rotation(2)
+
+    def error(fused: bool | None) -> float:
+        set_kernels(net, fused)
+        found = []
+        for positions in (case.positions, case.positions @ rotation.T):
+            nodes, edges = ({d: v.to(device) for d, v in values.items()} for values in (case.nodes, case.edges))
+            with autocast(name, device), torch.no_grad():
+                found.append(net(case.graph(positions).to(device), nodes, edges))
+        expected = turn({d: v.double().cpu() for d, v in found[0].items()}, rotation.double())
+        gaps = [(found[1][d].double().cpu() - v).norm() / v.norm() for d, v in expected.items()]
+        return float(max(gaps))
+
+    plain = error(False)
+    assert 0 < plain < 0.05
+    assert error(None) <= 2 * plain
+    autocast("fp32", device)
 
 
 def test_low_memory_mode_really_works_in_parts(monkeypatch):
@@ -384,6 +425,10 @@ def test_wrong_features_are_named():
         net(case.graph(), {"0": case.nodes["0"][..., 0]}, case.edges)
     with pytest.raises(ValueError, match="edge features of degree 0 .* got none"):
         net(case.graph(), case.nodes)
+    with pytest.raises(ValueError, match=r"node features of degree 2 are not of the model's fiber \(its degrees: 0\)"):
+        net(case.graph(), case.nodes | {"2": torch.zeros(7, 1, 5)}, case.edges)
+    with pytest.raises(ValueError, match="batch names graph -1"):
+        Graph.build(torch.tensor([0]), torch.tensor([1]), 3, batch=torch.tensor([-1, 0, 0]))
     with pytest.raises(ValueError, match="edges name nodes 0 to 9"):
         Graph.build(torch.tensor([0]), torch.tensor([9]), 7)
     with pytest.raises(ValueError, match="cannot be split into 3 heads"):

@@ -135,14 +135,16 @@ class PlainGraph:
 
 
 class ProteinTrack(nn.Module):
-    """How RoseTTAFold-like networks build, initialise and call the package."""
+    """How RFdiffusion and, with ``variant``, RoseTTAFold2 build, initialise and call the package."""
 
-    def __init__(self, l0_in: int = 8, l1_in: int = 3, l0_out: int = 8, l1_out: int = 2, num_edge_features: int = 6):
+    def __init__(
+        self, l0_in: int = 8, l1_in: int = 3, l0_out: int = 8, l1_out: int = 2, num_edge_features: int = 6, **variant
+    ):
         super().__init__()
         self.se3 = SE3Transformer(
             num_layers=2, fiber_in=Fiber({0: l0_in, 1: l1_in}), fiber_hidden=Fiber.create(2, 8),
             fiber_out=Fiber({0: l0_out, 1: l1_out}), num_heads=2, channels_div=2,
-            fiber_edge=Fiber({0: num_edge_features}), use_layer_norm=True,
+            fiber_edge=Fiber({0: num_edge_features}), use_layer_norm=True, **variant,
         )  # fmt: skip
         for name, parameter in self.se3.named_parameters():
             if "bias" in name:
@@ -155,16 +157,18 @@ class ProteinTrack(nn.Module):
                 nn.init.zeros_(parameter)
             else:
                 nn.init.kaiming_normal_(parameter, nonlinearity="relu")
-        nn.init.zeros_(self.se3.graph_modules[-1].to_kernel_self["0"])
-        nn.init.zeros_(self.se3.graph_modules[-1].to_kernel_self["1"])
+        last = self.se3.graph_modules[-1]
+        for degree in ("0", "1"):
+            nn.init.zeros_(last.weights[degree] if variant else last.to_kernel_self[degree])
 
     def forward(self, graph, type_0, type_1, edges):
         return self.se3(graph, {"0": type_0, "1": type_1}, {"0": edges})
 
 
-def test_call_pattern_of_protein_design_codes():
+@pytest.mark.parametrize("variant", [{}, {"populate_edge": "arcsin", "final_layer": "lin"}], ids=["RFdiffusion", "RF2"])
+def test_call_pattern_of_protein_design_codes(variant):
     torch.manual_seed(0)
-    track = ProteinTrack()
+    track = ProteinTrack(**variant)
     count = 10
     src, dst = torch.where(~torch.eye(count, dtype=torch.bool))
     positions = torch.randn(count, 3)
@@ -176,14 +180,19 @@ def test_call_pattern_of_protein_design_codes():
     assert not out["0"].any() and not out["1"].any()  # zero last layers: the block begins as the identity
     sum(value.sum() for value in out.values()).backward()
     last = track.se3.graph_modules[-1]
-    assert last.conv.radial_func.weights.grad.abs().max() > 0 and last.to_kernel_self["1"].grad.abs().max() > 0
+    if variant:
+        assert last.weights["1"].grad.abs().max() > 0
+    else:
+        assert last.conv.radial_func.weights.grad.abs().max() > 0 and last.to_kernel_self["1"].grad.abs().max() > 0
 
 
 def test_options_of_a_command_line_pass_and_those_of_other_models_do_not():
     fiber = Fiber({0: 8})
     SE3Transformer(1, fiber, fiber, fiber, 2, 2, batch_size=240, populate_edge="lin", final_layer="conv")
-    with pytest.raises(ValueError, match="final_layer 'lin' is not supported, only 'conv'"):
-        SE3Transformer(1, fiber, fiber, fiber, 2, 2, final_layer="lin")
+    with pytest.raises(ValueError, match="final_layer 'att' is not supported, only conv, lin"):
+        SE3Transformer(1, fiber, fiber, fiber, 2, 2, final_layer="att")
+    with pytest.raises(ValueError, match="a linear final layer cannot make degree 1"):
+        SE3Transformer(1, fiber, fiber, Fiber({1: 2}), 2, 2, final_layer="lin")
 
 
 @pytest.mark.slow

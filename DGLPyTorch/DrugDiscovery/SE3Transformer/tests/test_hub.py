@@ -24,6 +24,12 @@ def test_fresh_weights_need_nothing(tmp_path):
     assert model.training and model.state_dict()
     with pytest.raises(ValueError, match="unknown model options: depth"):
         hub.se3_transformer(depth=3)
+    for options, message in (
+        ({"num_degrees": 9}, "num_degrees must be .* at most 7"),
+        ({"num_targets": 0}, "num_targets"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            hub.se3_transformer(**options)
 
 
 def test_the_published_model_predicts():

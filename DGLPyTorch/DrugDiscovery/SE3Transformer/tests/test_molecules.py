@@ -149,16 +149,19 @@ def test_scale_of_a_target():
 
 
 def test_gathering_is_fast_enough():
-    """At least 5,000 molecules per second on one core, batches of 240."""
+    """At least 5,000 molecules per second of one core's time, batches of 240: others may use the machine, too."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     molecules = fake_set(2000)
     collate = Collator(molecules, "full", np.zeros((2000, 1)))
     order = np.random.default_rng(0).permutation(2000)
     best = 0.0
     for _ in range(3):
-        started = time.perf_counter()
+        started = time.process_time()
         for start in range(0, 1920, 240):
             collate(order[start : start + 240])
-        best = max(best, 1920 / (time.perf_counter() - started))
+        best = max(best, 1920 / (time.process_time() - started))
+    torch.set_num_threads(threads)
     assert best > 5000
 
 
@@ -272,6 +275,12 @@ def test_molecules_from_smiles_and_files(tmp_path):
         ("two\n\nC 0 0 0\n", "line 1: 'two' is not a number of atoms"),
         ("0\n\n", "line 1: 0 atoms"),
         ("2\nodd\nC 0 0 0\nH 0 0 0\n", "line 1: odd: atoms 0 and 1 are in one place"),
+        ("3\n\nC 0 0 0\nC 1.5 0 0\nO 2 1.3 0\n", r"atom 1 \(C\) has 1 neighbour.*hydrogens are missing"),
+        ("3\n\nO 0 0 0\nH 96 0 0\nH -24 93 0\n", r"atom 1 \(O\) has 0 neighbour.*not in angstrom"),
+        ("4\n\nH 0 0 0\nH 0.74 0 0\nH 50 0 0\nH 50.74 0 0\n", "holds 2 molecules"),
+        ("2\n\nH 0 0 0\nF 1e300 0 0\n", "more than 1000 angstrom"),
+        ("1\n\nC 0 0\n", "atom 1 has 2 coordinates"),
+        ("1\n\no 0 0 0\n", "element 'o' is none of QM9's, which are written H, C, N, O, F"),
     ],
 )
 def test_damaged_xyz_files_are_named(tmp_path, content, message):
@@ -284,7 +293,12 @@ def test_damaged_xyz_files_are_named(tmp_path, content, message):
 
 @needs_rdkit
 def test_impossible_requests_are_refused(tmp_path):
-    for smiles, message in (("C(", "not a valid SMILES"), ("", "not a valid SMILES"), ("CCl", "element Cl")):
+    for smiles, message in (
+        ("C.C", "several molecules"),
+        ("C(", "not a valid SMILES"),
+        ("", "not a valid SMILES"),
+        ("CCl", "element Cl"),
+    ):
         with pytest.raises(ValueError, match=message):
             chemistry.from_smiles(smiles)
     with pytest.raises(ValueError, match="no such file"):
@@ -437,3 +451,20 @@ def test_prepare_says_what_is_there(monkeypatch, capsys):
     found = prepare.main(["--task", "mu"])
     assert found["splits"] == {"train": 153, "test": 20, "val": 27} and found["scale"]["unit"] == "D"
     assert "train: 153 molecules" in capsys.readouterr().out
+
+
+def test_damaged_arrays_are_noticed(tmp_path, monkeypatch):
+    target = tmp_path / "arrays"
+    target.mkdir()
+    np.save(target / "a.npy", np.arange(5))
+    np.save(target / "b.npy", np.ones(3))
+    (target / "complete.json").write_text("{}")
+    qm9.check(target)  # of an older version: noted now
+    (target / "a.npy").touch()
+    qm9.check(target)
+    np.save(target / "b.npy", np.zeros(3))
+    with pytest.raises(ValueError, match=r"b\.npy is damaged; remove the folder .*arrays"):
+        qm9.check(target)
+    (target / "b.npy").unlink()
+    with pytest.raises(ValueError, match=r"b\.npy is damaged"):
+        qm9.check(target)

@@ -128,6 +128,12 @@ def test_other_targets_are_refused(whole_run):
         train.main([*SMALL, "--task", "gap", "--epochs", "14", "--output_dir", str(whole_run)])
 
 
+def test_another_split_or_graph_is_no_way_to_go_on(whole_run):
+    for option, message in (("--split_seed=3", "split_seed 0, not 3"), ("--graph=full", "graph bonds, not full")):
+        with pytest.raises(ValueError, match=f"was trained with {message}; give --resume none"):
+            train.main([*SMALL, option, "--epochs", "14", "--output_dir", str(whole_run)])
+
+
 def test_two_processes_are_one_with_accumulation(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS), "OMP_NUM_THREADS": "1"}
     arguments = [*SMALL, "--epochs", "2", "--batch_size", "4"]

@@ -22,11 +22,14 @@ from .basis import Basis
 from .convolution import ConvSE3
 from .fiber import Fiber
 from .geometry import Geometry
+from .linear import LinearSE3
 from .norm import NormSE3
 from .pooling import GPooling
 
+POPULATE_EDGE = ("lin", "arcsin", "zero")  # what layers see of an edge's length
+FINAL_LAYERS = ("conv", "lin")
 # Options of protein-design codes' own copies of the package, with the value that the original has.
-VARIANTS = {"populate_edge": "lin", "final_layer": "conv", "sum_over_edge": True}
+VARIANTS = {"sum_over_edge": True}
 
 
 class Layers(nn.ModuleList):
@@ -44,7 +47,11 @@ class SE3Transformer(nn.Module):
     ``return_type``: return the tensor of this degree instead of the dictionary of all. ``pooling`` (max, avg, sum):
     one row per graph, of degree ``return_type``, which defaults to 0. ``low_memory``: keys and values are computed in
     parts and recomputed in the backward pass. ``tensor_cores`` is accepted and has no effect, like other options of
-    the reference's command line; those of its descendants that would make another model are refused (``VARIANTS``).
+    the reference's command line.
+
+    Of the descendants in protein-design codes: ``populate_edge`` says what layers see of an edge's length r: "lin" r,
+    "arcsin" arcsinh(max(r, 4) - 4) / 3 (RoseTTAFold2), "zero" 0; ``final_layer`` "lin" is a LinearSE3 in place of the
+    last convolution. Others of theirs that would make another model are refused (``VARIANTS``).
     """
 
     def __init__(
@@ -63,9 +70,16 @@ class SE3Transformer(nn.Module):
         tensor_cores: bool = False,
         low_memory: bool = False,
         radial_sharing: str = "all",
+        populate_edge: Literal["lin", "arcsin", "zero"] = "lin",
+        final_layer: Literal["conv", "lin"] = "conv",
         **kwargs: Any,
     ):
         super().__init__()
+        for name, value, known in (
+            ("populate_edge", populate_edge, POPULATE_EDGE), ("final_layer", final_layer, FINAL_LAYERS),
+        ):  # fmt: skip
+            if value not in known:
+                raise ValueError(f"{name} {value!r} is not supported, only {', '.join(known)}")
         for name, only in VARIANTS.items():
             if kwargs.get(name, only) != only:
                 raise ValueError(f"{name} {kwargs[name]!r} is not supported, only {only!r}")
@@ -84,7 +98,7 @@ class SE3Transformer(nn.Module):
         self.num_layers, self.num_heads, self.channels_div = num_layers, num_heads, channels_div
         self.fiber_in, self.fiber_hidden, self.fiber_out = fiber_in, fiber_hidden, fiber_out
         self.fiber_edge = Fiber({}) if fiber_edge is None else fiber_edge
-        self.return_type, self.pooling = return_type, pooling
+        self.return_type, self.pooling, self.populate_edge = return_type, pooling, populate_edge
         self.max_degree = max(fiber_in.max_degree, fiber_hidden.max_degree, fiber_out.max_degree)
         options = {"use_layer_norm": use_layer_norm, "low_memory": low_memory, "radial_sharing": radial_sharing}
         layers: list[nn.Module] = []
@@ -95,7 +109,13 @@ class SE3Transformer(nn.Module):
             if norm:
                 layers.append(NormSE3(fiber_hidden))
             fiber_in = fiber_hidden
-        layers.append(ConvSE3(fiber_in, fiber_out, self.fiber_edge, self_interaction=True, **options))
+        if final_layer == "conv":
+            layers.append(ConvSE3(fiber_in, fiber_out, self.fiber_edge, self_interaction=True, **options))
+        else:
+            lost = [degree for degree in fiber_out.degrees if degree not in fiber_in.degrees]
+            if lost:
+                raise ValueError(f"a linear final layer cannot make degree {lost[0]}: the hidden fiber has none")
+            layers.append(LinearSE3(fiber_in, fiber_out))
         self.graph_modules = Layers(layers)
         if pooling is not None:
             self.pooling_module = GPooling(pool=pooling, feat_type=return_type or 0)
@@ -137,18 +157,28 @@ class SE3Transformer(nn.Module):
             if basis is not None:
                 basis = {key: graph.edge_values(value) for key, value in basis.items() if key[0].isdigit()}
             basis = Geometry(graph.relative_pos, self.max_degree, basis, graph.degenerate)
-        distances = basis.distances
+        distances = _seen_of(basis.distances, self.populate_edge)
         scalars = [edge_feats["0"], distances.to(edge_feats["0"].dtype)] if self.fiber_edge[0] else [distances]
         edge_feats["0"] = torch.cat(scalars, 1).to(next(iter(node_feats.values())).dtype)
         if everything:
             convolutions = [module for module in self.modules() if isinstance(module, ConvSE3)]
-            in_frames = convolutions[0].uses_frames(node_feats, basis)
-            basis.prepare(in_frames)
+            if convolutions:
+                basis.prepare(convolutions[0].uses_frames(node_feats, basis))
             _ = graph.row_start, graph.by_source, graph.graph_start
         return graph, node_feats, edge_feats, basis
 
 
+def _seen_of(distances: Tensor, populate_edge: str) -> Tensor:
+    if populate_edge == "arcsin":
+        return torch.arcsinh(distances.clamp(min=4.0) - 4.0) / 3.0
+    return torch.zeros_like(distances) if populate_edge == "zero" else distances
+
+
 def _check(features: Mapping[str, Tensor], fiber: Fiber, rows: int, what: str) -> None:
+    unread = sorted(set(features) - {str(degree) for degree in fiber.degrees})
+    if unread:
+        known = ", ".join(map(str, fiber.degrees)) or "none"
+        raise ValueError(f"{what} features of degree {unread[0]} are not of the model's fiber (its degrees: {known})")
     for degree, channels in fiber:
         expected = (rows, channels, 2 * degree + 1)
         found = features.get(str(degree))
