@@ -1,7 +1,7 @@
 """Sweep over numbers of workers and batch sizes: speed of training or inference, in one JSON.
 
-    ./dlx bench RN50v1.5 -- -n 1,2 -b 8,16,32 -i 20 -e 2 -w 5 -o sweep.json -- --arch resnet18 --data synthetic
-    ./dlx bench RN50v1.5 -- --mode pred -b 1,8 -- --arch resnet50 --data synthetic
+    ./dlx bench rn50_mxnet -- -n 1,2 -b 8,16,32 -i 20 -e 2 -w 5 -o sweep.json -- --arch resnet18 --data synthetic
+    ./dlx bench rn50_mxnet -- --mode pred -b 1,8 -- --arch resnet50 --data synthetic
 
 Every point is a run of its own (`runner`), whose log is read: images/s of each iteration. `-w` iterations at the start
 of each epoch do not count. Speeds are averaged harmonically (the same as all images over all time); percentiles are of

@@ -1,6 +1,6 @@
 """Leave MXNet: a model's weights in the layout of PyTorch (torchvision, PyTorch/Classification/ConvNets), and back.
 
-    ./dlx run RN50v1.5 export -- --checkpoint runs/quickstart --format pytorch --output_dir exported
+    ./dlx run rn50_mxnet export -- --checkpoint runs/quickstart --format pytorch --output_dir exported
     ./dlx run ConvNets infer -- --checkpoint exported/model.safetensors --arch resnet50 --image photo.jpg
 
 Our checkpoints already name their tensors as PyTorch does, so that this is a matter of checking which architecture it
@@ -10,6 +10,7 @@ tells, and Xception is no part of ConvNets. Files of MXNet's own (`.params`, mod
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 from pathlib import Path
@@ -123,3 +124,23 @@ def _zoo_order(target: str) -> tuple[int, int, int, int]:
         return (stage, block, 99, int(pieces[3]))
     kind, number = pieces[2][:-1], int(pieces[2][-1])
     return (stage, block, number, int(kind == "bn"))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="convert",
+        description="A .params file of MXNet's model zoo as safetensors, for --checkpoint FILE --arch ARCH.",
+    )
+    parser.add_argument("params", help="the .params file")
+    parser.add_argument("arch", help="resnet18_v1 ... resnet152_v1")
+    parser.add_argument("target", type=Path, help="the .safetensors file")
+    parser.add_argument("--num_classes", type=int, default=1000, help="of the classifier (default 1000)")
+    options = parser.parse_args(arguments)
+    weights = from_params(options.params, options.arch, options.num_classes)
+    with atomic_path(options.target) as temporary:
+        save_file({name: np.ascontiguousarray(value) for name, value in weights.items()}, temporary)
+    print(f"{options.target}: {len(weights)} tensors of {options.arch}")
+
+
+if __name__ == "__main__":
+    main()

@@ -108,6 +108,8 @@ class Loader:
         count = dataset.counts[split]
         self.samples = self.share(count, rank, num_workers)
         least = min(self.share(count, other, num_workers) for other in range(num_workers))
+        if not train:  # MXNet's iterator does not make a batch of fewer pictures than it asks for
+            self.batch_size = batch_size = max(1, min(batch_size, self.samples))
         self.batches = least // batch_size if train else -(-self.samples // batch_size)
         if train and not self.batches:
             raise RecordError(
@@ -120,7 +122,7 @@ class Loader:
 
     @staticmethod
     def share(count: int, rank: int, num_workers: int) -> int:
-        """How many of ``count`` pictures a worker reads: in MXNet as many as the others, and the last one what is left."""
+        """How many of ``count`` pictures a worker reads: all the same number, but the last one what is left."""
         share = -(-count // num_workers)
         return min(share, max(0, count - rank * share))
 

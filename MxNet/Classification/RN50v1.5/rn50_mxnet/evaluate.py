@@ -1,6 +1,6 @@
 """Top-1 and top-5 accuracy of a trained model on a split, exact for any number of workers.
 
-    ./dlx run RN50v1.5 evaluate -- --checkpoint runs/quickstart
+    ./dlx run rn50_mxnet evaluate -- --checkpoint runs/quickstart
 
 The same as `train --mode val`. Without weights it refuses: the accuracy of random numbers tells nothing.
 """
@@ -27,6 +27,12 @@ from .step import normalize
 from .workers import Workers
 
 MAX_CONFUSION_CLASSES = 100
+METRICS = (
+    ("top1", "%", "MAXIMIZE"),
+    ("top5", "%", "MAXIMIZE"),
+    ("loss", "nats", "MINIMIZE"),
+    ("samples", "images", None),
+)
 
 
 @dataclass
@@ -78,10 +84,8 @@ def evaluate(
 
 def record_results(record: Record, result: dict[str, Any], classes: list[str], prefix: str = "val") -> None:
     """Write an evaluation into a run's record."""
-    record.metric(f"{prefix}.top1", result["top1"], "%", "MAXIMIZE")
-    record.metric(f"{prefix}.top5", result["top5"], "%", "MAXIMIZE")
-    record.metric(f"{prefix}.loss", result["loss"], "nats", "MINIMIZE")
-    record.metric(f"{prefix}.samples", result["samples"], "images")
+    for key, unit, goal in METRICS:
+        record.metric(f"{prefix}.{key}", result[key], unit, goal)
     if "confusion" in result:
         record.attach("confusion", {"labels": classes, "matrix": result["confusion"]})
 

@@ -1,7 +1,7 @@
 """Export a trained model to ONNX, checked in onnxruntime before it is used, or its weights to PyTorch's layout.
 
-    ./dlx run RN50v1.5 export -- --checkpoint runs/quickstart --output_dir exported
-    ./dlx run RN50v1.5 export -- --checkpoint runs/quickstart --format pytorch --output_dir exported
+    ./dlx run rn50_mxnet export -- --checkpoint runs/quickstart --output_dir exported
+    ./dlx run rn50_mxnet export -- --checkpoint runs/quickstart --format pytorch --output_dir exported
 
 ONNX: input ``data``, float32 N C S S, normalised as the stored preprocessing says; output: logits, float32 N K.
 """

@@ -1,6 +1,6 @@
 """Classify pictures: prints the most probable classes, writes annotated pictures and a JSON file.
 
-./dlx run RN50v1.5 infer -- --checkpoint runs/quickstart --image photo.jpg
+./dlx run rn50_mxnet infer -- --checkpoint runs/quickstart --image photo.jpg
 """
 
 from __future__ import annotations

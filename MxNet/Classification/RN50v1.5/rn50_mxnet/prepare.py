@@ -1,8 +1,8 @@
 """Make a data set's RecordIO files, or check those that are there. An interrupted run goes on where it was.
 
-./dlx run RN50v1.5 prepare                                                   Fashion-MNIST
-./dlx run RN50v1.5 prepare -- --pictures my_pictures --data_dir my_records   train/CLASS/*.jpg, val/CLASS/*.jpg
-./dlx run RN50v1.5 prepare -- --data_dir my_records --check true             every record of what is there
+./dlx run rn50_mxnet prepare                                                   Fashion-MNIST
+./dlx run rn50_mxnet prepare -- --pictures my_pictures --data_dir my_records   train/CLASS/*.jpg, val/CLASS/*.jpg
+./dlx run rn50_mxnet prepare -- --data_dir my_records --check true             every record of what is there
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From nothing to a report in minutes on a CPU: pack, train, evaluate, classify a picture, write the page.
 
-./dlx quickstart RN50v1.5                              Fashion-MNIST
-./dlx quickstart RN50v1.5 -- --max_steps 60            a short look
+./dlx quickstart rn50_mxnet                              Fashion-MNIST
+./dlx quickstart rn50_mxnet -- --max_steps 60            a short look
 """
 
 from __future__ import annotations

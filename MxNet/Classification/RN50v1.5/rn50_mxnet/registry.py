@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, replace
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock
+
+from dlx.names import lookup
 
 from .resnet import ResNet, ResNetConfig
 from .xception import Xception
@@ -41,11 +42,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 def architecture(name: str) -> Architecture:
     """The entry of a name. ValueError with the nearest names when there is none."""
-    if name not in ARCHITECTURES:
-        near = difflib.get_close_matches(name, ARCHITECTURES, 3, 0.5)
-        known = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(ARCHITECTURES)}"
-        raise ValueError(f"unknown architecture {name!r}; {known}")
-    return ARCHITECTURES[name]
+    return lookup(ARCHITECTURES, name, "architecture")
 
 
 def build(

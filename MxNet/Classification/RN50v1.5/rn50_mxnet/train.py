@@ -1,8 +1,8 @@
 """Train, validate or predict. Several workers are started by `runner`.
 
-    ./dlx run RN50v1.5 train -- --config quickstart
-    ./dlx run RN50v1.5 train -- --config resnet50 --data_dir /data/imagenet-recordio --output_dir runs/resnet50
-    ./dlx run RN50v1.5 train -- --mode val --checkpoint runs/quickstart
+    ./dlx run rn50_mxnet train -- --config quickstart
+    ./dlx run rn50_mxnet train -- --config resnet50 --data_dir /data/imagenet-recordio --output_dir runs/resnet50
+    ./dlx run rn50_mxnet train -- --mode val --checkpoint runs/quickstart
 
 A run that was stopped goes on where it was when the same command is given again: to the bit on a CPU.
 """

@@ -66,9 +66,12 @@ def test_two_updates_are_sgd_with_momentum_and_decay_of_matrices_only(nesterov):
             if parameter.grad_req == "null":
                 continue
             decay = 1e-2 if before[name].ndim > 1 else 0.0
-            gradient = parameter.grad().asnumpy() / 8 + decay * before[name]
-            momentum[name] = 0.9 * momentum.get(name, 0) + gradient
-            moved = gradient + 0.9 * momentum[name] if nesterov else momentum[name]
+            gradient = parameter.grad().asnumpy() / 8
+            old = momentum.get(name, 0)
+            new = 0.9 * old + gradient + decay * before[name]
+            moved = gradient + decay * before[name] + 0.9 * new if nesterov else new
+            # MXNet's nag_mom_update reads the weight that it has just written when it stores the momentum.
+            momentum[name] = 0.9 * old + gradient + decay * after[name] if nesterov else new
             error = np.abs(after[name] - (before[name] - 0.1 * moved)).max()
             assert error < 1e-5 * np.abs(moved).max() + 1e-7, name
 
