@@ -54,14 +54,13 @@ class BenchmarkConfig:
 
 def training_step(config: BenchmarkConfig, size: int, batch: int) -> Callable[[], Any]:
     """A step on a fixed batch that waits for its loss."""
-    channels = 1 if architecture(config.arch).image_size < 64 else 3
-    shape = Preprocessing(size, size, channels=channels, mean=(0.5,) * channels, std=(0.5,) * channels)
-    model = build(config.arch, in_channels=channels, data_format=config.data_layout)
+    shape = Preprocessing(size, size)
+    model = build(config.arch, data_format=config.data_layout)
     model.train()
     trained = [value for value in model.parameters() if not value.stop_gradient]
     state = TrainState(model, model, paddle.optimizer.Momentum(0.01, 0.875, trained), shape, 0.1)
     generator = np.random.default_rng(config.seed)
-    images = paddle.to_tensor(generator.integers(0, 256, (batch, channels, size, size), np.uint8))
+    images = paddle.to_tensor(generator.integers(0, 256, (batch, 3, size, size), np.uint8))
     labels = paddle.to_tensor(generator.integers(0, 1000, batch))
     return lambda: float(train_step(state, [(images, labels)]))
 
@@ -99,9 +98,8 @@ def inference_calls(config: BenchmarkConfig, found: pretrained.Classifier, folde
 def fresh(config: BenchmarkConfig) -> pretrained.Classifier:
     """A classifier with random weights; its speed is that of a trained one."""
     size = config.image_size or architecture(config.arch).image_size
-    channels = 1 if architecture(config.arch).image_size < 64 else 3
-    shape = Preprocessing(size, size, channels=channels, mean=(0.5,) * channels, std=(0.5,) * channels)
-    model = build(config.arch, in_channels=channels, data_format=config.data_layout)
+    shape = Preprocessing(size, size)
+    model = build(config.arch, data_format=config.data_layout)
     model.eval()
     return pretrained.Classifier(model, config.arch, [f"class_{n}" for n in range(1000)], shape, "fresh weights")
 

@@ -93,12 +93,18 @@ def model_forward(model: paddle.nn.Layer, preprocessing: Any) -> Callable[[Any],
     return forward
 
 
-def record_results(record: Record, result: dict[str, Any], classes: list[str], prefix: str = "val") -> None:
+RESULTS = (
+    ("top1", "%", "MAXIMIZE"),
+    ("top5", "%", "MAXIMIZE"),
+    ("loss", "nats", "MINIMIZE"),
+    ("samples", "images", None),
+)
+
+
+def record_results(record: Record, result: dict[str, Any], classes: list[str]) -> None:
     """Write an evaluation into a run record."""
-    record.metric(f"{prefix}.top1", result["top1"], "%", "MAXIMIZE")
-    record.metric(f"{prefix}.top5", result["top5"], "%", "MAXIMIZE")
-    record.metric(f"{prefix}.loss", result["loss"], "nats", "MINIMIZE")
-    record.metric(f"{prefix}.samples", result["samples"], "images")
+    for name, unit, goal in RESULTS:
+        record.metric(f"val.{name}", result[name], unit, goal)
     if "confusion" in result:
         record.attach("confusion", {"labels": classes, "matrix": result["confusion"]})
 

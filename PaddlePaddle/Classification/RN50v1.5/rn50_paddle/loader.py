@@ -7,6 +7,8 @@ for images, labels in loader: ...        # uint8 (N, C, size, size), int64 (N,);
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 
 import paddle
@@ -25,6 +27,14 @@ class _AsDataset(paddle.io.Dataset):
 
     def __getitem__(self, number: int):
         return self.batches[number]
+
+
+def _leave_the_group(worker: int) -> None:
+    """A terminal and Paddle's launcher signal whole groups of processes, and the training still needs its loader to end
+    its step. Paddle's own handler of SIGTERM stays: with it a worker ends quietly when the training does."""
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 class Loader:
@@ -57,8 +67,9 @@ class Loader:
             yield from ((paddle.to_tensor(images), paddle.to_tensor(labels)) for images, labels in source)
         elif self.workers and not isinstance(self.split, Arrays):
             loader = paddle.io.DataLoader(
-                _AsDataset(batches), batch_size=None, shuffle=False, num_workers=self.workers, return_list=True
-            )
+                _AsDataset(batches), batch_size=None, shuffle=False, num_workers=self.workers, return_list=True,
+                worker_init_fn=_leave_the_group,
+            )  # fmt: skip
             yield from loader
         else:  # pictures in memory: a worker process would cost more than it does
             yield from ((paddle.to_tensor(images), paddle.to_tensor(labels)) for images, labels in batches)

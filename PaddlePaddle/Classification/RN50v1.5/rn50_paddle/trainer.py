@@ -291,6 +291,11 @@ def _continue_curves(record: Record, output: Path, step: int) -> None:
 
 def _epochs(trainer: Trainer, log: RunLog, record: Record, store: checkpoint.Checkpoints, stop: Stop) -> str:
     state, config = trainer.state, trainer.config
+    if config.asp and config.prune_model and config.init_from and state.step == 0:
+        pruned = trainer.evaluate()
+        if pruned is not None:
+            record.metric("val.top1.pruned", pruned["top1"], "%", "MAXIMIZE")
+            log.log((0, 0), {"val.top1.pruned": pruned["top1"]})
     while state.step < trainer.total_steps:
         epoch, start = divmod(state.step, trainer.steps_per_epoch)
         if not _epoch(trainer, epoch, start, log, record, store, stop):

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -249,16 +250,22 @@ def free_port():
         return listener.getsockname()[1]
 
 
-def test_two_processes_are_one_with_merged_gradients(tmp_path):
-    """The norms see 16 pictures either way, so the weights of two processes are those of one with gradient_merge 2."""
-    common = [*SMALL, "--mixup", "0", "--warmup_epochs", "0", "--max_steps", "3"]
-    train.main([*common, "--gradient_merge", "2", "--output_dir", str(tmp_path / "one")])
-    variables = os.environ | {"NPROC": "2", "PYTHON": sys.executable, "LOG_DIR": str(tmp_path / "logs")}
+def launch(arguments, logs):
+    """Two processes through scripts/train.sh."""
+    variables = os.environ | {"NPROC": "2", "PYTHON": sys.executable, "LOG_DIR": str(logs)}
     variables |= {"PADDLE_MASTER": f"127.0.0.1:{free_port()}", "PYTHONUNBUFFERED": "1"}
-    command = ["bash", str(TASK / "scripts/train.sh"), *common, "--output_dir", str(tmp_path / "two")]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=240)
+    command = ["bash", str(TASK / "scripts/train.sh"), *arguments]
+    return subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def test_two_processes_are_one_with_merged_gradients(tmp_path):
+    """The norms see 8 pictures either way, so two processes that merge 2 give the weights of one that merges 4."""
+    common = [*SMALL, "--mixup", "0", "--warmup_epochs", "0", "--max_steps", "3", "--batch_size", "8"]
+    train.main([*common, "--gradient_merge", "4", "--output_dir", str(tmp_path / "one")])
+    done = launch([*common, "--gradient_merge", "2", "--output_dir", str(tmp_path / "two")], tmp_path / "logs")
+    done.wait(timeout=240)
     logs = "".join(path.read_text()[-2000:] for path in (tmp_path / "logs").glob("workerlog*"))
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:] + logs
+    assert done.returncode == 0, logs
     one, two = newest(tmp_path / "one"), newest(tmp_path / "two")
     assert one.step == two.step == 3
     trained = [name for name in one.model if not name.endswith(("_mean", "_variance"))]
@@ -267,6 +274,28 @@ def test_two_processes_are_one_with_merged_gradients(tmp_path):
     start = arrays_of(small_trainer().state.model)
     assert np.abs(two.model["conv1.weight"] - start["conv1.weight"]).max() > 1e-3  # it did train
     assert record.load(tmp_path / "two").value("val.samples") == 8
+
+
+def test_two_processes_stop_together_and_go_on(tmp_path):
+    """The launcher signals whole process groups; the loaders' workers must live until the step is saved."""
+    output = tmp_path / "run"
+    arguments = [*SMALL, "--num_samples", "480", "--batch_size", "8", "--run_scope", "train_only"]
+    process = launch([*arguments, "--output_dir", str(output)], tmp_path / "logs")
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and "train.loss" not in log_text(output):
+        time.sleep(0.1)
+    process.terminate()
+    process.wait(timeout=60)
+    stopped = newest(output)
+    assert stopped is not None and 0 < stopped.step < 60 and stopped.step % 5 == 0
+    assert record.load(output).fields["status"] == "stopped"
+    assert launch([*arguments, "--output_dir", str(output)], tmp_path / "again").wait(timeout=240) == 0
+    assert newest(output).step == 60 and record.load(output).fields["status"] == "finished"
+
+
+def log_text(folder):
+    path = Path(folder) / runlog.FILE_NAME
+    return path.read_text() if path.is_file() else ""
 
 
 def test_the_quickstarts_first_losses(tmp_path):
