@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -37,9 +37,6 @@ class QuantizeConfig(DataOptions):
 
     checkpoint: str = configs.field(help=CHECKPOINT_HELP)
     arch: str | None = configs.field(None, help="of a bare weights file")
-    calibration: Literal["naive", "entropy"] = configs.field(
-        "naive", help="ranges: smallest and largest, or KL divergence"
-    )
     calibration_batches: int = configs.field(10, help="batches of training pictures", ge=1)
     batch_size: int = configs.field(64, help="images per batch", ge=1, group="data")
     latency_iterations: int = configs.field(50, help="timed calls", ge=2)
@@ -73,13 +70,13 @@ class Calibration(mx.io.DataIter):
         return self
 
 
-def quantize(found: checkpoint.Classifier, data: Calibration, mode: str = "naive") -> HybridBlock:
-    """The int8 network; weights int8 and activations unsigned or signed as MXNet chooses."""
+def quantize(found: checkpoint.Classifier, data: Calibration) -> HybridBlock:
+    """The int8 network; its ranges are the smallest and largest values that ``data`` gives."""
     network = found.rebuild()
     network.hybridize()
     network(data.images[0])
     return quantize_net(
-        network, quantized_dtype="auto", calib_data=data, calib_mode=mode, ctx=mx.cpu(),
+        network, quantized_dtype="auto", calib_data=data, calib_mode="naive", ctx=mx.cpu(),
         num_calib_examples=len(data.images) * data.batch_size,
     )  # fmt: skip
 
@@ -106,7 +103,7 @@ def main(args: list[str] | None = None) -> dict[str, Any]:
     )
     data = Calibration(loader, config.calibration_batches, shape)
     record.metric("calibration.images", len(data.images) * data.batch_size, "images")
-    network = quantize(found, data, config.calibration)
+    network = quantize(found, data)
     network.hybridize(static_alloc=True, static_shape=True)
     found.network.hybridize(static_alloc=True, static_shape=True)
     folder = Path(config.output_dir)
