@@ -277,15 +277,15 @@ def test_outputs_follow_the_anchors(compact):
 
 
 def test_where_an_output_looks(compact):
-    """Which pixels an anchor's logit depends on: upper right ones for a cell there, lower left ones for that cell."""
+    """Pixels that an anchor's logit depends on most: upper right ones for a cell there, lower left ones for another."""
     picture = tf.Variable(np.random.default_rng(0).uniform(0, 255, (1, 64, 64, 3)).astype(np.float32))
     middles = []
     for row, column in ((1, 6), (6, 1)):
         with tf.GradientTape() as tape:
             value = compact(picture)["logits"][0, (row * 8 + column) * 6, 0]
-        weight = np.abs(tape.gradient(value, picture)[0]).sum(-1)
+        weight = np.square(tape.gradient(value, picture)[0]).sum(-1)
         middles.append([np.average(np.arange(64), weights=weight.sum(1 - axis)) for axis in (0, 1)])
-    assert middles[1][0] - middles[0][0] > 10 and middles[0][1] - middles[1][1] > 10
+    assert middles[1][0] - middles[0][0] > 4 and middles[0][1] - middles[1][1] > 4
 
 
 @pytest.mark.parametrize("dtype, error", [("mixed_bfloat16", 0.1), ("mixed_float16", 0.02)])
