@@ -2,9 +2,9 @@
 
     model.safetensors        parameters and running statistics by name
     optimizer.safetensors    momentum by parameter name, sparsity masks, loss scale
-    meta.json                step, best score, hashes of the two, what the model is
+    meta.json                step, hashes of the two, what the model is
 
-Nothing in them is a pickle. The file `best` names the best of a run, which is kept besides the newest ones.
+Nothing in them is a pickle. `scores.json` beside them names the best of a run, which is kept besides the newest ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dlx.runlog import strict
 
 _NAME = re.compile(r"step_(\d{8})")
 _FILES = ("model.safetensors", "optimizer.safetensors")
-BEST = "best"
+SCORES = "scores.json"
 
 
 class CheckpointError(ValueError):
@@ -56,9 +56,20 @@ class Checkpoints:
         return sorted(path for path in found if _NAME.fullmatch(path.name))
 
     def best(self) -> Path | None:
-        name = self.directory / BEST
-        path = self.directory / name.read_text().strip() if name.is_file() else None
+        name = self._scores().get("best")
+        path = self.directory / name if name else None
         return path if path is not None and path.is_dir() else None
+
+    def best_score(self) -> float | None:
+        return self._scores().get("score")
+
+    def owes_evaluation(self, step: int) -> bool:
+        """Whether the checkpoint of this step was saved and a kill came before its score."""
+        return self._scores().get("evaluated") != step
+
+    def _scores(self) -> dict[str, Any]:
+        path = self.directory / SCORES
+        return json.loads(path.read_text()) if path.is_file() else {}
 
     def save(
         self, step: int, model: dict[str, np.ndarray], optimizer: dict[str, np.ndarray], meta: dict[str, Any]
@@ -76,8 +87,12 @@ class Checkpoints:
         self.tidy()
         return target
 
-    def mark_best(self, path: Path) -> None:
-        atomic_write(self.directory / BEST, path.name + "\n")
+    def score(self, path: Path, step: int, score: float) -> None:
+        """Note the score of a checkpoint, more is better; the best one is kept."""
+        scores = self._scores() | {"evaluated": step}
+        if scores.get("score") is None or score > scores["score"]:
+            scores |= {"best": path.name, "score": score}
+        atomic_write(self.directory / SCORES, json.dumps(scores) + "\n")
         self.tidy()
 
     def tidy(self) -> None:

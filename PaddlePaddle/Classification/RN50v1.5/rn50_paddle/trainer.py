@@ -90,7 +90,6 @@ class Trainer:
         self.peak_lr = config.lr * (self.global_batch / config.lr_batch_size if config.lr_batch_size else 1)
         self.warmup_steps = round(config.warmup_epochs * self.steps_per_epoch)
         self.masked: list[str] = []
-        self.best: float | None = None
         self.state = self._build()
 
     def _build(self) -> TrainState:
@@ -192,7 +191,7 @@ class Trainer:
             self.config.arch, self.classes, self.preprocessing, self.state.model.data_format
         )
         meta = {
-            "model": described, "conditions": self.conditions(), "best": self.best,
+            "model": described, "conditions": self.conditions(),
             "config": configs.to_dict(self.config),
             "scaler": self.state.scaler.state_dict() if self.state.scaler else None,
         }  # fmt: skip
@@ -215,7 +214,7 @@ class Trainer:
             self.masked = list(sparsity.masks(self.state.model, self.state.optimizer))
         if self.state.scaler and loaded.meta["scaler"]:
             self.state.scaler.load_state_dict(loaded.meta["scaler"])
-        self.state.step, self.best = loaded.step, loaded.meta["best"]
+        self.state.step = loaded.step
 
 
 def run(config: TrainConfig) -> dict[str, Any]:
@@ -285,17 +284,21 @@ def _continue_curves(record: Record, output: Path, step: int) -> None:
         return
     before = records.load(output).fields
     record.fields["metrics"].update(before["metrics"])
+    record.fields["attachments"].update(before["attachments"])
     for name, points in before["curve"].items():
         record.fields["curve"][name] = [point for point in points if point[0] <= step]
 
 
 def _epochs(trainer: Trainer, log: RunLog, record: Record, store: checkpoint.Checkpoints, stop: Stop) -> str:
-    state, config = trainer.state, trainer.config
+    state, config, world = trainer.state, trainer.config, trainer.world
     if config.asp and config.prune_model and config.init_from and state.step == 0:
         pruned = trainer.evaluate()
         if pruned is not None:
             record.metric("val.top1.pruned", pruned["top1"], "%", "MAXIMIZE")
             log.log((0, 0), {"val.top1.pruned": pruned["top1"]})
+    whole = state.step % trainer.steps_per_epoch == 0 or state.step >= trainer.total_steps
+    if whole and state.step and world.any(world.is_main and store.owes_evaluation(state.step)):
+        _evaluate(trainer, log, record, store)
     while state.step < trainer.total_steps:
         epoch, start = divmod(state.step, trainer.steps_per_epoch)
         if not _epoch(trainer, epoch, start, log, record, store, stop):
@@ -306,20 +309,25 @@ def _epochs(trainer: Trainer, log: RunLog, record: Record, store: checkpoint.Che
             record.attach("density", found)
             record.curve("sparsity.density", state.step, max(found.values()))
             log.log((epoch, state.step), {"sparsity.density": max(found.values()), "sparsity.layers": len(found)})
-        saved = trainer.save(store)  # before the evaluation: a kill in it costs the evaluation only
-        result = trainer.evaluate()
-        if result is None:
-            continue
-        log.log((epoch, state.step), {f"val.{key}": result[key] for key in ("loss", "top1", "top5")})
-        evaluate.record_results(record, result, trainer.classes)
-        for key in ("loss", "top1", "top5"):
-            record.curve(f"val.{key}", state.step, result[key])
-        if trainer.best is None or result["top1"] > trainer.best:
-            trainer.best = result["top1"]
-            if saved is not None:
-                store.mark_best(saved)
-        record.metric("val.best_top1", trainer.best, "%", "MAXIMIZE")
+        trainer.save(store)  # before the evaluation: a kill in it costs the evaluation only
+        _evaluate(trainer, log, record, store)
     return "finished"
+
+
+def _evaluate(trainer: Trainer, log: RunLog, record: Record, store: checkpoint.Checkpoints) -> None:
+    """Measure the checkpoint that was saved last, and note its score."""
+    result, step = trainer.evaluate(), trainer.state.step
+    if result is None:
+        return
+    shown = {f"val.{key}": result[key] for key in ("loss", "top1", "top5")}
+    log.log(((step - 1) // trainer.steps_per_epoch, step), shown)
+    evaluate.record_results(record, result, trainer.classes)
+    for key, value in shown.items():
+        record.curve(key, step, value)
+    if trainer.world.is_main:
+        store.score(store.list()[-1], step, result["top1"])
+        record.metric("val.best_top1", store.best_score(), "%", "MAXIMIZE")
+        record.save(log.path.parent)  # what a kill must not take
 
 
 def _epoch(

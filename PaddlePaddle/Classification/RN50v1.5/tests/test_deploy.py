@@ -148,3 +148,8 @@ def test_prepare_counts_pictures(tmp_path):
         (tmp_path / split / "cat").mkdir(parents=True)
         Image.new("RGB", (9, 9)).save(tmp_path / split / "cat" / "a.png")
     assert prepare.main(["--data_dir", str(tmp_path)]) == {"train": 1, "val": 1}
+
+
+@pytest.mark.slow
+def test_the_whole_quickstart_reaches_88_percent(tmp_path):
+    assert quickstart.main(["--output_dir", str(tmp_path)]) >= 88.0

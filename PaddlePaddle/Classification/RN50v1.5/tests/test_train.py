@@ -186,6 +186,26 @@ def test_a_stopped_run_goes_on_exactly(whole, tmp_path, monkeypatch):
     assert fields["curve"]["train.loss"] == whole[1]["curve"]["train.loss"]
 
 
+def test_an_evaluation_that_a_kill_prevented_is_made_up_for(whole, tmp_path, monkeypatch):
+    original = trainer.Trainer.evaluate
+
+    def killed(self):
+        if self.state.step == 8:
+            raise KeyboardInterrupt
+        return original(self)
+
+    monkeypatch.setattr(trainer.Trainer, "evaluate", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train.main([*SMALL, "--output_dir", str(tmp_path)])
+    monkeypatch.setattr(trainer.Trainer, "evaluate", original)
+    fields = train.main([*SMALL, "--output_dir", str(tmp_path)])
+    assert fields["status"] == "finished"
+    for name in ("val.top1", "val.loss"):
+        assert fields["curve"][name] == whole[1]["curve"][name] and len(fields["curve"][name]) == 2
+    for name in ("val.best_top1", "val.top1"):
+        assert fields["metrics"][name] == whole[1]["metrics"][name]
+
+
 def test_a_kill_leaves_whole_checkpoints(whole, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(whole[0], folder)
@@ -211,10 +231,9 @@ def test_a_kill_leaves_whole_checkpoints(whole, tmp_path):
 def test_the_best_and_the_newest_are_kept(tmp_path):
     store = checkpoint.Checkpoints(tmp_path, keep=2)
     arrays = {"a": np.ones(3, np.float32)}
-    for number in range(1, 6):
-        path = store.save(number, arrays, arrays, {})
-        if number == 2:
-            store.mark_best(path)
+    for number, score in enumerate((50.0, 90.0, 60.0, 70.0, 90.0), 1):
+        store.score(store.save(number, arrays, arrays, {}), number, score)
+    assert store.best_score() == 90.0 and not store.owes_evaluation(5) and store.owes_evaluation(6)
     assert [path.name[-1] for path in store.list()] == ["2", "4", "5"] and store.best().name.endswith("2")
 
 
