@@ -119,11 +119,12 @@ def read_state(path: Path) -> dict[str, Any]:
 
 def find(source: str | os.PathLike[str]) -> Path:
     """The checkpoint that a run's folder (its best, else its last) or a checkpoint's folder stands for."""
-    path = Path(source)
-    for candidate in (path, path / "checkpoints" / "best", path / "checkpoints" / "last"):
-        if (candidate / STATE).is_file():
-            return candidate
-    raise ValueError(f"{path}: no checkpoint here")
+    run = Path(source)
+    places = [run, *(run / "checkpoints" / name for name in ("best", "last"))]
+    found = [place for place in places if (place / STATE).is_file()]
+    if not found:
+        raise ValueError(f"{run}: no checkpoint here")
+    return found[0]
 
 
 def load(source: str | os.PathLike[str], arch: str | None = None, ctx: mx.Context | None = None) -> Classifier:
