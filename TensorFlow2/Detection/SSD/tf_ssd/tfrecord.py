@@ -55,6 +55,7 @@ def write(
         "classes": annotations.classes, "category_ids": [int(number) for number in annotations.category_ids],
         "examples": len(rows), "objects": 0, "shards": [],
     }  # fmt: skip
+    folder.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(folder) as temporary:
         temporary.mkdir()
         index = []
@@ -235,7 +236,7 @@ class Records:
 
 
 class Reader:
-    """Calling it with i gives the bytes of example i; threads may share it. Lengths are checked (all: `Records.verify`)."""
+    """Calling it with i gives the bytes of example i; threads may share it. Lengths are checked, no checksums."""
 
     def __init__(self, records: Records) -> None:
         self.records, self._files = records, []
