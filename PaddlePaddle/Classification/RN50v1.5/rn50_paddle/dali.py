@@ -7,6 +7,7 @@ a GPU even for CPU pipelines, so its outputs are taken as arrays. Needs nvidia-d
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +23,8 @@ def _pipeline(batches: Batches, inputs: Iterator[Any], gpu: bool, threads: int) 
         from nvidia.dali import Pipeline, fn, types
     except ImportError as error:
         raise ImportError(f"data_backend dali needs `pip install -r requirements-dali.txt` ({error})") from error
-    pipeline = Pipeline(batches.order.batch_size, threads, 0 if gpu else None, prefetch_queue_depth=2)
+    device = int(os.environ.get("FLAGS_selected_gpus", "0").split(",")[0]) if gpu else None  # of Paddle's launcher
+    pipeline = Pipeline(batches.order.batch_size, threads, device, prefetch_queue_depth=2)
     with pipeline:
         # A source, so that DALI asks for it ahead of time.
         encoded, anchor, shape, mirror = fn.external_source(

@@ -76,7 +76,9 @@ class TrainConfig(DataOptions):
     prune_model: bool = configs.field(True, help="with asp: prune the first weights", group="sparsity")
     mask_algo: Literal["mask_1d", "mask_2d_greedy", "mask_2d_best"] = configs.field("mask_1d", group="sparsity")
     output_dir: str = configs.field("runs/paddle", help="folder of this run")
-    resume: Literal["auto", "none"] = configs.field("auto", help="auto: continue what output_dir holds")
+    resume: Literal["auto", "none"] = configs.field(
+        "auto", help="auto: continue what output_dir holds; none: refuse that"
+    )
     keep_checkpoints: int = configs.field(2, help="newest checkpoints kept besides the best", ge=1)
     save_steps: int | None = configs.field(None, help="also save every so many steps", ge=1)
     log_every: int = configs.field(20, help="steps between log lines", ge=1)

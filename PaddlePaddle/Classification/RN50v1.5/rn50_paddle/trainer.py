@@ -202,7 +202,9 @@ class Trainer:
         before, now = loaded.meta["conditions"], self.conditions()
         changed = [f"{key} was {before[key]!r:.60} and is {now[key]!r:.60}" for key in now if before[key] != now[key]]
         if changed:
-            raise ValueError(f"{loaded.path} is of another run: {'; '.join(changed)} (--resume none begins anew)")
+            raise ValueError(
+                f"{loaded.path} is of another run: {'; '.join(changed)} (another --output_dir begins anew)"
+            )
         load_into(self.state.model, loaded.model, str(loaded.path))
         names = {name: value.name for name, value in self.state.model.named_parameters()}
         state = {}
@@ -241,6 +243,8 @@ def run(config: TrainConfig) -> dict[str, Any]:
 def _run(trainer: Trainer, output: Path, stop: Stop) -> dict[str, Any]:
     config, world = trainer.config, trainer.world
     store = checkpoint.Checkpoints(output / "checkpoints", config.keep_checkpoints)
+    if config.resume == "none" and store.list():
+        raise ValueError(f"{store.directory} holds a run already; --resume none needs another --output_dir")
     loaded = store.newest() if config.resume == "auto" else None
     log = RunLog(output, enabled=world.is_main, tensorboard=config.tensorboard)
     record = Record.start(

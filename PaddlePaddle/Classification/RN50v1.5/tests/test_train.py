@@ -240,6 +240,17 @@ def test_the_best_and_the_newest_are_kept(tmp_path):
 def test_a_resumed_run_must_be_the_same(whole):
     with pytest.raises(ValueError, match="seed was 1 and is 2"):
         train.main([*SMALL, "--seed", "2", "--output_dir", str(whole[0])])
+    with pytest.raises(ValueError, match="holds a run already"):
+        train.main([*SMALL, "--resume", "none", "--output_dir", str(whole[0])])
+
+
+def test_a_finished_run_has_nothing_left_to_do(whole, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(whole[0], folder)
+    fields = train.main([*SMALL, "--output_dir", str(folder)])
+    assert fields["status"] == "finished" and newest(folder).step == 8
+    assert fields["curve"] == whole[1]["curve"]
+    assert fields["metrics"] == whole[1]["metrics"]
 
 
 def test_scopes(whole, tmp_path):
