@@ -303,7 +303,8 @@ def test_mixed_precision_keeps_variables_and_outputs_in_float32(compact, dtype, 
 
 def test_all_variables_learn_and_the_loss_falls():
     keras.utils.set_random_seed(0)
-    network = model.build_model("compact", 2, 64)
+    small = model.ModelConfig(backbone.BackboneConfig(False, (1, 1, 1, 1), 8, momentum=0.9), channels=16, depth=1)
+    network = model.build_model(small, 2, 64)
     picture = tf.constant(np.random.default_rng(0).uniform(0, 255, (2, 64, 64, 3)), tf.float32)
     boxes, labels = tf.constant([[[0.1, 0.1, 0.6, 0.6]], [[0.4, 0.2, 0.9, 0.9]]]), tf.constant([[1], [2]])
     aims = targets.match(boxes, labels, tf.constant(anchors.make_anchors(64)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -111,6 +112,7 @@ def batch_of(size: int = 4) -> dict[str, tf.Tensor]:
     }
 
 
+@functools.cache
 def one_step(precision: str, clip: float | None = None, jit: bool = False) -> tuple[list[float], list[np.ndarray]]:
     """The losses of a step of rate 1 without momentum, and by how much it changed the variables."""
     keras.utils.set_random_seed(0)
@@ -139,12 +141,12 @@ def test_clipping_limits_the_norm_of_all_gradients():
 
 @pytest.mark.parametrize("precision, jit", [("bf16", False), ("fp16", False), ("fp32", True)])
 def test_half_precision_and_xla_make_about_the_same_step(precision, jit):
-    losses, expected = one_step("fp32", clip=1.0)
-    found, changes = one_step(precision, clip=1.0, jit=jit)
+    losses, expected = one_step("fp32")
+    found, changes = one_step(precision, jit=jit)
     np.testing.assert_allclose(found, losses, rtol=1e-4 if jit else 0.03)
     product = sum(np.sum(one * other) for one, other in zip(expected, changes, strict=True))
     assert product / norm(expected) / norm(changes) > (0.9999 if jit else 0.97)
-    np.testing.assert_allclose(norm(changes), 1.0, rtol=1e-3)
+    np.testing.assert_allclose(norm(changes), norm(expected), rtol=1e-3 if jit else 0.1)
 
 
 REPLICAS = """
