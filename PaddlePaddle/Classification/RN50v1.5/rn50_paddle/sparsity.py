@@ -24,19 +24,23 @@ MASK = ".asp_mask"  # Paddle's ending for the mask of a parameter
 
 
 class SparseOptimizer:
-    """Paddle's decorated optimiser, which masks the weights after each step; all else is the optimiser's own.
+    """Paddle's decorated optimiser with a step that masks the weights; all else is the optimiser's own.
 
-    Paddle 3.3.1 masks in place without a gradient, which marks the weights as needing none: from the second step on
-    they would stay as they are. The mark is taken off again here.
+    Paddle 3.3.1's own step masks in place without a gradient, which marks the weights as needing none: from the second
+    step on they stay as they are, and several processes lose their hooks. Here values are set, which marks nothing.
     """
 
-    def __init__(self, decorated: Any, parameters: list[Any]):
-        self._decorated, self._parameters = decorated, parameters
+    def __init__(self, optimizer: Any, decorated: Any, parameters: list[Any]):
+        self._optimizer, self._decorated, self._parameters = optimizer, decorated, parameters
 
+    @paddle.no_grad()
     def step(self) -> None:
-        self._decorated.step()
+        self._optimizer.step()
+        kept = self._decorated.state_dict()
         for value in self._parameters:
-            value.stop_gradient = False
+            mask = kept.get(f"{value.name}{MASK}")
+            if mask is not None:
+                value.set_value(value * mask)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._decorated, name)
@@ -48,7 +52,7 @@ def decorate(optimizer: Any, parameters: list[Any]) -> SparseOptimizer:
         raise ValueError(f"Paddle's sparsity needs {framework.FLAG}=0 in the environment before Paddle is imported")
     from paddle.incubate import asp
 
-    return SparseOptimizer(asp.decorate(optimizer), parameters)
+    return SparseOptimizer(optimizer, asp.decorate(optimizer), parameters)
 
 
 def prune(model: nn.Layer, optimizer: Any, mask_algo: str) -> None:

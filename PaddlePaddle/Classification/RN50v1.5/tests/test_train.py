@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
+from PIL import Image
 from safetensors.numpy import load_file
 
 from dlx import record, runlog
@@ -262,6 +263,25 @@ def test_scopes(whole, tmp_path):
     assert measured["top1"] == fields["metrics"]["val.best_top1"]["value"] and measured["samples"] == 8
 
 
+def test_a_users_own_pictures(tmp_path):
+    """Files through worker processes: the whole way from a folder to an evaluated checkpoint."""
+    for split, count in (("train", 8), ("val", 3)):
+        for label, name in enumerate(("black", "white")):
+            (tmp_path / split / name).mkdir(parents=True)
+            for number in range(count):
+                Image.new("RGB", (40 + number, 36), (200 * label + number,) * 3).save(
+                    tmp_path / split / name / f"{number}.jpg"
+                )
+    fields = train.main([
+        "--data_dir", str(tmp_path), "--arch", "resnet8_small", "--image_size", "32", "--batch_size", "4",
+        "--epochs", "3", "--lr", "0.02", "--lr_batch_size", "null", "--warmup_epochs", "0",
+        "--output_dir", str(tmp_path / "run"),
+    ])  # fmt: skip
+    assert fields["metrics"]["val.samples"]["value"] == 6 and fields["metrics"]["val.top1"]["value"] == 100
+    assert newest(tmp_path / "run").meta["model"]["classes"] == ["black", "white"]
+    assert fields["data"] == {}
+
+
 def test_amp_on_a_cpu_is_said_to_be_none(tmp_path, capsys):
     train.main([*SMALL, "--precision", "bf16", "--max_steps", "1", "--output_dir", str(tmp_path)])
     assert "no AMP on a CPU" in capsys.readouterr().out
@@ -288,9 +308,10 @@ def launch(arguments, logs):
     return subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def test_two_processes_are_one_with_merged_gradients(tmp_path):
+@pytest.mark.parametrize("sparse", ["false", "true"])
+def test_two_processes_are_one_with_merged_gradients(tmp_path, sparse):
     """The norms see 8 pictures either way, so two processes that merge 2 give the weights of one that merges 4."""
-    common = [*SMALL, "--mixup", "0", "--warmup_epochs", "0", "--max_steps", "3", "--batch_size", "8"]
+    common = [*SMALL, "--mixup", "0", "--warmup_epochs", "0", "--max_steps", "3", "--batch_size", "8", "--asp", sparse]
     train.main([*common, "--gradient_merge", "4", "--output_dir", str(tmp_path / "one")])
     done = launch([*common, "--gradient_merge", "2", "--output_dir", str(tmp_path / "two")], tmp_path / "logs")
     done.wait(timeout=240)
