@@ -25,7 +25,7 @@ from dlx import bench
 from dlx.record import Record
 from fusedops.ops import cross_entropy, layer_norm, rms_norm
 
-from .harness import captured
+from .harness import backward_of, captured
 
 TASK = "CUDA-Optimized/FusedOps"
 ELEMENTS = 1 << 26  # of a measured matrix
@@ -74,12 +74,6 @@ def xentropy_rows(size: int) -> Iterator[tuple]:
             yield size, warps, per_processor, stages
 
 
-def backward_of(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], Any]:
-    y = function(*inputs)
-    dy = torch.randn_like(y)
-    return lambda: torch.autograd.grad(y, inputs, dy, retain_graph=True)
-
-
 def normed(size: int, rows: int, device: torch.device, gradient: bool, rms: bool) -> tuple[Tensor, ...]:
     options = {"device": device, "dtype": torch.bfloat16, "requires_grad": gradient}
     inputs = torch.randn(rows, size, **options), torch.ones(size, **options), torch.zeros(size, **options)
@@ -93,12 +87,12 @@ def norm_forward(size: int, rows: int, device: torch.device) -> Callable[[], Any
 
 def norm_backward(size: int, rows: int, device: torch.device) -> Callable[[], Any]:
     inputs = normed(size, rows, device, True, False)
-    return backward_of(lambda x, weight, bias: layer_norm(x, size, weight, bias), *inputs)
+    return backward_of(lambda: layer_norm(inputs[0], size, *inputs[1:]), inputs, torch.randn_like(inputs[0]))
 
 
 def rms_backward(size: int, rows: int, device: torch.device) -> Callable[[], Any]:
     inputs = normed(size, rows, device, True, True)
-    return backward_of(lambda x, weight: rms_norm(x, size, weight), *inputs)
+    return backward_of(lambda: rms_norm(inputs[0], size, inputs[1]), inputs, torch.randn_like(inputs[0]))
 
 
 def xentropy(size: int, rows: int, device: torch.device) -> Callable[[], Any]:

@@ -1,13 +1,16 @@
 """Where the tests run: on a CUDA device if there is one, else the kernels by Triton's interpreter on the CPU.
 
 Fixtures: `device` (torch.device), `backend` (each of "plain" and "triton" in turn, asked for while the test runs),
-`triton_backend` (the kernels alone). A test that takes the kernels is skipped where triton is not installed.
+`triton_backend` (the kernels alone), `apex_shim`. A
+test that takes the kernels is skipped where triton is not installed.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import sys
+from pathlib import Path
 
 import torch
 
@@ -58,6 +61,19 @@ def no_worse():
         assert error <= bound, f"error {error:.3e}, bound {bound:.3e}"
 
     return check
+
+
+@pytest.fixture(scope="module")
+def apex_shim():
+    """The shim on the import path for one module of tests: it is a distribution of its own."""
+    if importlib.util.find_spec("apex") is not None:
+        pytest.skip("another package named apex is installed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parents[1] / "apex_shim"))
+        yield
+    outside = ("amp_C", "apex_C", "fused_weight_gradient_mlp_cuda")
+    for name in [name for name in sys.modules if name in outside or name.split(".")[0] == "apex"]:
+        del sys.modules[name]
 
 
 @pytest.fixture(autouse=True)

@@ -17,19 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 SHIM = Path(__file__).parents[1] / "apex_shim"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def shim():
-    """The shim on the import path for this module alone: it is a distribution of its own."""
-    if importlib.util.find_spec("apex") is not None:
-        pytest.skip("another package named apex is installed")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SHIM))
-        yield
-    outside = ("amp_C", "apex_C", "fused_weight_gradient_mlp_cuda")
-    for name in [name for name in sys.modules if name in outside or name.split(".")[0] == "apex"]:
-        del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("apex_shim")
 
 
 def load(name):
