@@ -40,6 +40,7 @@ class Search:
     candidates: Callable[[int], Iterator[tuple]]
     build: Callable[[int, int, torch.device], Callable[[], Any]]  # size, rows, device
     passes: int  # over the matrix: how many bytes are moved at least
+    without: str | None = None  # a table that comes before this one, emptied meanwhile
 
 
 def threads_that_fit(size: int, most: int = 64) -> list[int]:
@@ -50,10 +51,10 @@ def threads_that_fit(size: int, most: int = 64) -> list[int]:
 def norm_forward_rows(size: int) -> Iterator[tuple]:
     width = 1 << (size - 1).bit_length()
     for together, warps in itertools.product((1, 2, 4), threads_that_fit(width)):
-        if together > 1 and width > 2048:
+        if together * width > 16384:
             continue
         yield size, together * width, warps, 0, 1
-        for per_processor, stages in itertools.product((1, 2, 4, 8), (1, 2, 3)):
+        for per_processor, stages in itertools.product((1, 2, 4, 8, 16), (1, 2, 3, 4)):
             if per_processor * warps <= 64:
                 yield size, together * width, warps, per_processor, stages
 
@@ -61,11 +62,17 @@ def norm_forward_rows(size: int) -> Iterator[tuple]:
 def norm_backward_rows(size: int) -> Iterator[tuple]:
     width = 1 << (size - 1).bit_length()
     for together, warps in itertools.product((1, 2, 4), threads_that_fit(width, 32)):
-        if together > 1 and width > 1024:
+        if together * width > 8192:
             continue
         for per_processor, stages, again in itertools.product((1, 2, 4, 8), (1, 2), (False, True)):
             if per_processor * warps <= 64:
                 yield size, together * width, warps, per_processor, stages, again
+
+
+def norm_apart_rows(size: int) -> Iterator[tuple]:
+    for warps, per_processor, rows, columns in itertools.product((8, 16, 32), (1, 2, 4), (16, 32, 64), (32, 64, 128)):
+        if 8 <= size / (32 * warps) <= 32 and per_processor * warps <= 64:
+            yield size, warps, per_processor, rows, columns
 
 
 def xentropy_rows(size: int) -> Iterator[tuple]:
@@ -104,6 +111,7 @@ def xentropy(size: int, rows: int, device: torch.device) -> Callable[[], Any]:
 SEARCHES = {
     "norm_forward": Search("norm_kernels", "FORWARD", norm_forward_rows, norm_forward, 2),
     "norm_backward": Search("norm_kernels", "BACKWARD", norm_backward_rows, norm_backward, 3),
+    "norm_apart": Search("norm_kernels", "APART", norm_apart_rows, norm_backward, 3, "BACKWARD"),
     "rms_backward": Search("norm_kernels", "BACKWARD", norm_backward_rows, rms_backward, 3),
     "xentropy": Search("xentropy_kernels", "ROWS", xentropy_rows, xentropy, 2),
 }
@@ -114,6 +122,8 @@ def tried(name: str, size: int, row: tuple, device: torch.device, elements: int)
     search = SEARCHES[name]
     module = importlib.import_module(f"fusedops.ops.{search.module}")
     setattr(module, search.table, (row,))
+    if search.without:
+        setattr(module, search.without, ())
     try:
         call = search.build(size, max(1, elements // size), device)
         call()
@@ -134,6 +144,7 @@ def measure(name: str, size: int, device: torch.device, elements: int) -> list[d
     search = SEARCHES[name]
     module = importlib.import_module(f"fusedops.ops.{search.module}")
     table = getattr(module, search.table)
+    before = search.without and getattr(module, search.without)
     present = next((row for row in table if size <= row[0]), None)
     found = []
     try:
@@ -158,6 +169,8 @@ def measure(name: str, size: int, device: torch.device, elements: int) -> list[d
             del call
     finally:
         setattr(module, search.table, table)
+        if search.without:
+            setattr(module, search.without, before)
     return sorted(found, key=lambda entry: entry["ms"] or float("inf"))
 
 

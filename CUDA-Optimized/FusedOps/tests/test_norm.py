@@ -100,9 +100,24 @@ def test_rows_in_chunks(device, triton_backend, no_worse, monkeypatch, memory_ef
 
     monkeypatch.setattr(norm_kernels, "FORWARD", ())
     monkeypatch.setattr(norm_kernels, "BACKWARD", ())
+    monkeypatch.setattr(norm_kernels, "APART", ())
     monkeypatch.setattr(norm_kernels, "WIDE_FORWARD", (32, 4))
     monkeypatch.setattr(norm_kernels, "WIDE_BACKWARD", (2, 32, 4, 1))
     for shape, types in itertools.product([(1, 1), (7, 32), (9, 100)], (TYPES[0], TYPES[3])):
+        for with_residual in (False, True):
+            compare(device, no_worse, shape, types, rms, with_residual, memory_efficient=memory_efficient)
+
+
+@pytest.mark.parametrize("rms", [False, True], ids=["layer", "rms"])
+@pytest.mark.parametrize("memory_efficient", [False, True])
+def test_sums_of_columns_apart(device, triton_backend, no_worse, monkeypatch, memory_efficient, rms):
+    """The form of rows that fill the registers, made to take narrow ones: fewer and more programs than columns' tiles
+    and rows."""
+    from fusedops.ops import norm_kernels
+
+    monkeypatch.setattr(norm_kernels, "BACKWARD", ())
+    monkeypatch.setattr(norm_kernels, "APART", ((1024, 4, 1, 4, 32),))
+    for shape, types in itertools.product([(1, 1), (3, 300), (33, 40)], (TYPES[0], TYPES[3])):
         for with_residual in (False, True):
             compare(device, no_worse, shape, types, rms, with_residual, memory_efficient=memory_efficient)
 
@@ -198,14 +213,15 @@ def test_a_weight_of_zero_is_an_error_not_a_guess(device, triton_backend):
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered", "ignore:divide by zero")
 @pytest.mark.parametrize("rms", [False, True], ids=["layer", "rms"])
-@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("form", ["whole", "apart", "chunks"])
 @pytest.mark.parametrize("types", [(F32, F32), (B16, F32)])
-def test_a_weight_of_zero_spoils_its_column_alone(device, triton_backend, monkeypatch, rms, wide, types):
+def test_a_weight_of_zero_spoils_its_column_alone(device, triton_backend, monkeypatch, rms, form, types):
     """From the output, whose 16-bit form need not be the bias exactly; the others as if the input had been kept."""
     from fusedops.ops import norm_kernels
 
-    if wide:
+    if form != "whole":
         monkeypatch.setattr(norm_kernels, "BACKWARD", ())
+        monkeypatch.setattr(norm_kernels, "APART", ((1024, 4, 1, 4, 32),) if form == "apart" else ())
         monkeypatch.setattr(norm_kernels, "WIDE_BACKWARD", (2, 16, 4, 1))
     inputs = leaves(device, (3, 33), types, rms)
     with torch.no_grad():

@@ -5,8 +5,9 @@ REGISTER_WIDTH are read in chunks, twice, the second time mostly from the L2 cac
 
 Backward: as many programs as fill the GPU go over the rows; each reads gradient and input once, writes the input's
 gradient and sums its share of the weights' gradients, which it writes once at the end. A second kernel adds the shares
-in a fixed order: no atomics, the same bits every time. Wide rows: two passes over a few rows at a time, the second
-mostly from L2, and the shares live in memory.
+in a fixed order: no atomics, the same bits every time. Rows that fill the registers (`APART`): a program takes a row,
+then columns of the rows that all programs took, which are in the L2 cache. Wider ones: two passes over a few rows at a
+time, the second mostly from L2, and the shares live in memory.
 
 Offsets of rows are 64 bits wide.
 """
@@ -30,15 +31,17 @@ FORWARD = (
     (16384, 16384, 32, 0, 1),
 )
 # (up to this width, elements in a tile of rows, warps, programs per multiprocessor, stages, whether to load the weight
-# again for each tile instead of keeping it in registers). 64 registers a thread up to 4096, no spills below 16384.
+# again for each tile instead of keeping it in registers). 64 registers a thread up to 4096, no spills.
 BACKWARD = (
     (256, 1024, 4, 8, 2, False),
     (1024, 1024, 4, 8, 2, False),
     (2048, 2048, 8, 4, 2, False),
     (4096, 4096, 16, 2, 2, False),
     (8192, 8192, 16, 1, 2, False),
-    (16384, 16384, 32, 1, 2, True),
 )
+# Wider rows leave no registers for the weights' gradients, which are summed apart: (up to this width, warps, programs
+# per multiprocessor, rows x columns in a tile of the sums).
+APART = ((16384, 16, 1, 32, 128),)
 WIDE_FORWARD = (8192, 16)  # elements in a chunk, warps
 WIDE_BACKWARD = (2, 4096, 16, 1)  # rows together, elements in a chunk, warps, programs per multiprocessor
 FINISH = ((1024, 32, 32, 4), (1 << 30, 32, 64, 4))  # (up to this width, shares x columns in a tile, warps)
@@ -178,6 +181,19 @@ def _affine(
 
 
 @triton.jit
+def _input_gradient(dy, normal, weight, rstd, width, FROM_OUTPUT: tl.constexpr, RMS: tl.constexpr):
+    """Of whole rows: rstd (g - mean(g) - normal mean(g normal)) with g = dy weight; RMS: without mean(g)."""
+    dy = dy * weight
+    along = dy * normal
+    if FROM_OUTPUT:  # what a weight of 0 hides counts for nothing in the sum
+        along = tl.where(weight == 0.0, 0.0, along)
+    dx = dy - normal * (tl.sum(along, 1) / width)[:, None]
+    if not RMS:
+        dx -= (tl.sum(dy, 1) / width)[:, None]
+    return dx * rstd
+
+
+@triton.jit
 def _backward_kernel(
     dy_ptr, dsum_ptr, x_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, dx_ptr, dresidual_ptr, dweight_ptr, dbias_ptr,
     rows, width, dy_stride, dsum_stride, x_stride,
@@ -219,14 +235,7 @@ def _backward_kernel(
             dweight += dy * normal
         if DBIAS:
             dbias += dy
-        dy = dy * weight[None, :]
-        along = dy * normal
-        if FROM_OUTPUT:  # what a weight of 0 hides counts for nothing in the sum
-            along = tl.where((weight == 0.0)[None, :], 0.0, along)
-        dx = dy - normal * (tl.sum(along, 1) / width)[:, None]
-        if not RMS:
-            dx -= (tl.sum(dy, 1) / width)[:, None]
-        dx *= rstd
+        dx = _input_gradient(dy, normal, weight[None, :], rstd, width, FROM_OUTPUT, RMS)
         if HAS_DSUM:
             source = dsum_ptr + row[:, None] * dsum_stride + columns[None, :]
             dx += tl.load(source, mask=mask, other=0.0).to(tl.float32)
@@ -239,6 +248,93 @@ def _backward_kernel(
         tl.store(dweight_ptr + share, tl.sum(dweight, 0), mask=inside)
     if DBIAS:
         tl.store(dbias_ptr + share, tl.sum(dbias, 0), mask=inside)
+
+
+@triton.jit
+def _backward_apart_kernel(
+    dy_ptr, dsum_ptr, x_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, dx_ptr, dresidual_ptr, dweight_ptr, dbias_ptr,
+    rows, width, dy_stride, dsum_stride, x_stride, splits,
+    RMS: tl.constexpr, FROM_OUTPUT: tl.constexpr, HAS_DSUM: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr, SECOND: tl.constexpr, DWEIGHT: tl.constexpr, DBIAS: tl.constexpr,
+    ZERO_CENTRED: tl.constexpr, BLOCK_N: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+):  # fmt: skip
+    # As many rows as there are programs at a time: first one row each, its input gradient; then each program takes
+    # TILE_N columns of them (or of one of `splits` parts of them). No program waits for another, since neither needs
+    # what the other makes; but they run abreast, so the columns' data is still in the L2 cache.
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
+    columns = tl.arange(0, BLOCK_N)
+    inside = columns < width
+    chunks = tl.cdiv(width, TILE_N)
+    own = (program % chunks) * TILE_N + tl.arange(0, TILE_N)
+    owned = own < width
+    split = program // chunks
+    part = tl.cdiv(programs, splits)
+    own_weight, own_bias = _affine(
+        weight_ptr, bias_ptr, own, owned, HAS_WEIGHT and FROM_OUTPUT, HAS_BIAS and FROM_OUTPUT, ZERO_CENTRED and
+        FROM_OUTPUT, TILE_N,
+    )  # fmt: skip
+    dweight = tl.zeros((TILE_M, TILE_N), tl.float32)
+    dbias = tl.zeros((TILE_M, TILE_N), tl.float32)
+    row = program.to(tl.int64)
+    mask = columns < tl.where(row < rows, width, 0)
+    next_dy = tl.load(dy_ptr + row * dy_stride + columns, mask=mask, other=0.0)
+    next_x = tl.load(x_ptr + row * x_stride + columns, mask=mask, other=0.0)
+    for first in range(0, rows, programs):
+        row = (first + program).to(tl.int64)
+        mask = columns < tl.where(row < rows, width, 0)
+        dy = next_dy.to(tl.float32)[None, :]
+        last = tl.minimum(row, rows - 1)
+        rstd = tl.load(rstd_ptr + last)
+        mean = 0.0
+        if not RMS and not FROM_OUTPUT:
+            mean = tl.load(mean_ptr + last)
+        weight, bias = _affine(
+            weight_ptr, bias_ptr, columns, inside, HAS_WEIGHT, HAS_BIAS and FROM_OUTPUT, ZERO_CENTRED, BLOCK_N
+        )
+        normal = _normalised(next_x.to(tl.float32), bias, weight, mean, rstd, FROM_OUTPUT, RMS)[None, :]
+        if FROM_OUTPUT:
+            normal = tl.where(mask[None, :], normal, 0.0)
+        dx = _input_gradient(dy, normal, weight[None, :], rstd, width, FROM_OUTPUT, RMS)
+        dx = tl.reshape(dx, (BLOCK_N,))
+        if HAS_DSUM:
+            dx += tl.load(dsum_ptr + row * dsum_stride + columns, mask=mask, other=0.0).to(tl.float32)
+        tl.store(dx_ptr + row * width + columns, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+        if SECOND:
+            tl.store(dresidual_ptr + row * width + columns, dx.to(dresidual_ptr.dtype.element_ty), mask=mask)
+        row += programs  # the next row is on its way while the columns are summed
+        mask = columns < tl.where(row < rows, width, 0)
+        next_dy = tl.load(dy_ptr + row * dy_stride + columns, mask=mask, other=0.0)
+        next_x = tl.load(x_ptr + row * x_stride + columns, mask=mask, other=0.0)
+        end = min(first + min((split + 1) * part, programs), rows)
+        if not (DWEIGHT or DBIAS):
+            end = first
+        for start in range(first + split * part, end, TILE_M):
+            place = start + tl.arange(0, TILE_M).to(tl.int64)
+            present = place < end
+            tile = present[:, None] & owned[None, :]
+            part_dy = tl.load(dy_ptr + place[:, None] * dy_stride + own[None, :], mask=tile, other=0.0).to(tl.float32)
+            if DWEIGHT:
+                part_x = tl.load(x_ptr + place[:, None] * x_stride + own[None, :], mask=tile, other=0.0)
+                part_rstd = tl.load(rstd_ptr + place, mask=present, other=0.0)[:, None]
+                part_mean = 0.0
+                if not RMS and not FROM_OUTPUT:
+                    part_mean = tl.load(mean_ptr + place, mask=present, other=0.0)[:, None]
+                part_normal = _normalised(
+                    part_x.to(tl.float32), own_bias[None, :], own_weight[None, :], part_mean, part_rstd, FROM_OUTPUT,
+                    RMS,
+                )  # fmt: skip
+                if FROM_OUTPUT:
+                    part_normal = tl.where(tile, part_normal, 0.0)
+                dweight += part_dy * part_normal
+            if DBIAS:
+                dbias += part_dy
+    share = split.to(tl.int64) * width + own
+    owned = own < tl.where(split < splits, width, 0)
+    if DWEIGHT:
+        tl.store(dweight_ptr + share, tl.sum(dweight, 0), mask=owned)
+    if DBIAS:
+        tl.store(dbias_ptr + share, tl.sum(dbias, 0), mask=owned)
 
 
 @triton.jit
@@ -366,8 +462,14 @@ def backward(
     """Fill dx and the other gradients that are given; `x` is the input, or the output where `from_output`."""
     rows, width = dy.shape
     tuned = row_of(BACKWARD, width)
+    apart = row_of(APART, width) if tuned is None else None
     block_n = next_power_of_2(width)
-    if tuned is None:
+    if apart is not None:
+        _, warps, per_processor, tile_m, tile_n = apart
+        chunks = ceil_div(width, tile_n)
+        programs = max(chunks, per_processor * processors(dy.device))
+        splits = programs // chunks
+    elif tuned is None:
         block_m, block_n, warps, per_processor = WIDE_BACKWARD
     else:
         _, tile, warps, per_processor, stages, reload = tuned
@@ -376,25 +478,31 @@ def backward(
         ahead += [t for t in (weight, bias) if reload and t is not None]
         if stages * block_m * block_n * sum(t.element_size() for t in ahead) * per_processor > shared_memory(dy.device):
             stages = 1
-    programs = min(ceil_div(rows, block_m), per_processor * processors(dy.device))
-    shares = torch.empty((2, programs, width), dtype=torch.float32, device=dy.device)
+    if apart is None:
+        programs = splits = min(ceil_div(rows, block_m), per_processor * processors(dy.device))
+    shares = torch.empty((2, splits, width), dtype=torch.float32, device=dy.device)
     flags = {
         "RMS": rms, "FROM_OUTPUT": from_output, "HAS_DSUM": dsum is not None, "HAS_WEIGHT": weight is not None,
         "HAS_BIAS": bias is not None, "SECOND": dresidual is not None, "DWEIGHT": dweight is not None,
-        "DBIAS": dbias is not None, "ZERO_CENTRED": zero_centred, "BLOCK_M": block_m, "BLOCK_N": block_n,
+        "DBIAS": dbias is not None, "ZERO_CENTRED": zero_centred, "BLOCK_N": block_n,
     }  # fmt: skip
     strides = (dy.stride(0), 0 if dsum is None else dsum.stride(0), x.stride(0))
     arguments = (dy, dsum, x, weight, bias, mean, rstd, dx, dresidual, shares[0], shares[1], rows, width, *strides)
     with device_guard(dy):
-        if tuned is None:
-            _backward_wide_kernel[(programs,)](*arguments, **flags, num_warps=warps)
+        if apart is not None:
+            _backward_apart_kernel[(programs,)](
+                *arguments, splits, **flags, TILE_M=tile_m, TILE_N=tile_n, num_warps=warps
+            )
+        elif tuned is None:
+            _backward_wide_kernel[(programs,)](*arguments, **flags, BLOCK_M=block_m, num_warps=warps)
         else:
             _backward_kernel[(programs,)](
-                *arguments, **flags, EVEN=block_n == width, RELOAD=reload, STAGES=stages, num_warps=warps
-            )
+                *arguments, **flags, EVEN=block_n == width, RELOAD=reload, STAGES=stages, BLOCK_M=block_m,
+                num_warps=warps,
+            )  # fmt: skip
         if dweight is not None or dbias is not None:
             _, block_m, block_n, warps = row_of(FINISH, width)
             _finish_kernel[(ceil_div(width, block_n),)](
-                shares[0], shares[1], dweight, dbias, programs, width, DWEIGHT=dweight is not None,
+                shares[0], shares[1], dweight, dbias, splits, width, DWEIGHT=dweight is not None,
                 DBIAS=dbias is not None, BLOCK_M=block_m, BLOCK_N=block_n, num_warps=warps,
             )  # fmt: skip
