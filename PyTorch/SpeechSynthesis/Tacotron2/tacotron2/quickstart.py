@@ -1,6 +1,7 @@
-"""From nothing to a report with sound in minutes on a CPU: make a corpus, train, evaluate, say a sentence.
+"""From nothing to a report with sound in minutes on a CPU: say a sentence with the published voice, teach it to speak
+as another one, evaluate, say the sentence again.
 
-./dlx quickstart Tacotron2                              150 sentences of flite-speech
+./dlx quickstart Tacotron2                              7 epochs of 150 sentences of flite-speech
 ./dlx quickstart Tacotron2 -- --max_steps 4             a short look
 """
 
@@ -16,32 +17,41 @@ from .data import Split
 from .options import CONFIGS
 from .recipe import TrainConfig
 
-SENTENCE = "This voice has been trained for a few minutes only."
+SENTENCE = "Five minutes ago I had another voice, and now I speak like this."
+VOCODER = "waveglow_compact.flite"
+
+
+def say(checkpoint: str, folder: Path, device: str) -> None:
+    infer.main(
+        ["--checkpoint", checkpoint, "--text", SENTENCE, "--vocoder", VOCODER, "--limit", "600"]
+        + ["--output_dir", str(folder), "--device", device]
+    )
 
 
 def main(args: list[str] | None = None) -> None:
     arguments = ["--config", "quickstart", *(sys.argv[1:] if args is None else args)]
     config = configs.parse(TrainConfig, arguments, configs_dir=CONFIGS, prog="quickstart")
-    print("1/4  data")
+    output = Path(config.output_dir)
+    if config.init_from:
+        print(f"1/5  say a sentence with {config.init_from}")
+        say(config.init_from, output / "before", config.device)
+    print("2/5  data")
     splits = config.open()
     if not isinstance(splits.get("val"), Split):
         raise ValueError(f"quickstart needs utterances to evaluate; {config.data} has none")
-    print("2/4  train")
+    print("3/5  train")
     train.run(config)
-    print("3/4  evaluate the best checkpoint")
-    output = Path(config.output_dir)
+    print("4/5  evaluate the best checkpoint")
     source = ["--data", config.data, "--utterances", str(config.utterances), "--max_seconds", str(config.max_seconds)]
+    source += ["--voices", f"[{', '.join(config.voices)}]"]
     if config.train_list:
         source = ["--train_list", config.train_list, "--val_list", config.val_list]
     result = evaluate.main(
         ["--checkpoint", str(output), "--output_dir", str(output / "evaluate"), "--device", config.device]
         + ["--batch_size", str(config.batch_size), *source]
     )
-    print("4/4  say a sentence")
-    infer.main(
-        ["--checkpoint", str(output), "--text", SENTENCE, "--vocoder", "griffin-lim", "--limit", "300"]
-        + ["--output_dir", str(output / "infer"), "--device", config.device]
-    )
+    print("5/5  say the sentence")
+    say(str(output), output / "infer", config.device)
     print(
         f"\n{config.arch} on {config.data}: loss {result['loss']:.3f}, attention's focus {result['focus']:.2f} on "
         f"utterances never trained on.\nSound: {output / 'infer'}\nReport, with recordings to compare: "

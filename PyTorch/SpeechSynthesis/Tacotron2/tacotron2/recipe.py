@@ -19,6 +19,10 @@ class TrainConfig(DataOptions, TrainOptions):
     init_from: str | None = configs.field(None, help="start from these weights (card, run or file)", group="model")
     guide: float = configs.field(0.0, help="weight of guided attention; 0 is off", ge=0, group="recipe")
     gate_positive: float = configs.field(1.0, help="weight of the last frame in the gate's loss", gt=0, group="recipe")
+    hide: float = configs.field(
+        0.0, help="share of the true frames that a voice is not told in training; 0 is off", ge=0, lt=1, group="recipe"
+    )
+    hide_run: int = configs.field(8, help="frames hidden in a row, at least", ge=1, group="recipe")
     sigma: float = configs.field(1.0, help="deviation of WaveGlow's prior", gt=0, group="recipe")
     epochs: int = configs.field(1500, help="passes over the training utterances", ge=1, group="recipe")
     optimizer: Literal["adam", "adamw"] = configs.field("adam", help="see dlx.optim", group="recipe")

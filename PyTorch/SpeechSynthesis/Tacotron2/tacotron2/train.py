@@ -81,7 +81,7 @@ class Trainer(trainer.Trainer):
         }
         if self.voice:
             loss = Tacotron2Loss(gate_positive=config.gate_positive, guide=config.guide)
-            return TrainState(model, optimizer, loss=loss, **options)
+            return TrainState(model, optimizer, loss=loss, hide=config.hide, hide_run=config.hide_run, **options)
         mel = MelSpectrogram(self.mel).to(world.device)
         return VocoderState(model, optimizer, mel=mel, sigma=config.sigma, **options)
 
@@ -125,7 +125,13 @@ class Trainer(trainer.Trainer):
             return
         voice = pretrained.Found(self.evaluated, self.config.arch, self.mel, self.front_end, str(output))
         vocoder = GriffinLim(self.mel).to(self.world.device)
-        pictures, sounds = samples.say(voice, vocoder, split, output / "samples", self.config.listen, self.world.device)
+        where = (output / "samples", self.config.listen, self.world.device)
+        pictures, sounds = samples.say(voice, vocoder, split, *where)
+        if self.config.init_from:
+            first = pretrained.load(self.config.init_from, arch=self.config.arch)
+            first.model.to(self.world.device)
+            more = samples.say(first, vocoder, split, *where, before=True)
+            pictures, sounds = pictures + more[0], sounds + more[1]
         record.attach("samples", pictures)
         record.attach("audio", sounds)
 

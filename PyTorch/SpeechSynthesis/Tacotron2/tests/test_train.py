@@ -21,6 +21,7 @@ from tacotron2 import evaluate, pretrained, registry, train
 from tacotron2.options import CONFIGS
 from tacotron2.recipe import TrainConfig
 from tacotron2.registry import Architecture
+from tacotron2.step import hide_frames
 from tacotron2.waveglow import WaveGlowConfig
 
 audio = pytest.importorskip("dlx.speech.audio", reason="needs soundfile")
@@ -79,6 +80,26 @@ def test_a_voice_learns_and_its_report_can_be_heard(lists, tmp_path):
         + ["--output_dir", str(tmp_path / "again")]
     )
     assert again["loss"] == pytest.approx(record["metrics"]["val.best_loss"]["value"], rel=0.05)  # other dropout
+    tuned = tmp_path / "tuned"
+    more = ["--arch", "tiny_voice", "--init_from", str(tmp_path), "--max_steps", "1", "--hide", "0.5"]
+    train.main([*SMALL, *lists, *more, "--output_dir", str(tuned)])
+    captions = [entry["caption"] for entry in records.load(tuned).fields["attachments"]["audio"]]
+    assert len(captions) == 3 and sum("(before training)" in caption for caption in captions) == 1
+    assert (tuned / "samples" / "00_before.wav").stat().st_size > 1000
+
+
+def test_frames_are_hidden_in_runs():
+    torch.manual_seed(0)
+    mel = torch.rand(4, 3, 5000) + 1
+    assert hide_frames(mel, 0.0, 8) is mel
+    hidden = hide_frames(mel, 0.3, 8)
+    gone = hidden[:, 0] == 0
+    assert torch.equal(hidden, torch.where(gone[:, None], 0, mel))  # all bands of a frame, nothing else
+    assert gone.float().mean().item() == pytest.approx(0.3, abs=0.02)
+    for row in gone[:, 8:-8].int():
+        edges = torch.cat((row.new_zeros(1), row, row.new_zeros(1))).diff()
+        runs = (edges == -1).nonzero() - (edges == 1).nonzero()
+        assert (runs[1:-1] >= 8).all()
 
 
 def test_a_vocoder_learns(lists, tmp_path):
