@@ -491,8 +491,9 @@ def backward(
     with device_guard(dy):
         if apart is not None:
             _backward_apart_kernel[(programs,)](
-                *arguments, splits, **flags, TILE_M=tile_m, TILE_N=tile_n, num_warps=warps
-            )
+                *arguments, splits, **flags, TILE_M=tile_m, TILE_N=tile_n, num_warps=warps,
+                enable_fp_fusion=False,  # g - mean(g) is exact in a row of one element
+            )  # fmt: skip
         elif tuned is None:
             _backward_wide_kernel[(programs,)](*arguments, **flags, BLOCK_M=block_m, num_warps=warps)
         else:
