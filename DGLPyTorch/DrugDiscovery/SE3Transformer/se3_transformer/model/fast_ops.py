@@ -9,6 +9,7 @@ has the same operations in plain PyTorch.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.library import custom_op
 
@@ -85,10 +86,22 @@ def _from_frame_backward(ctx, grad):
 from_frame.register_autograd(_from_frame_backward, setup_context=_from_frame_setup)
 
 
+def _padded(x: Tensor, dimension: int) -> Tensor:
+    """Contiguous, with zeros up to a multiple of 16 edges, which is what graphs have from `frame_tables` on.
+
+    Other numbers of edges are slow, and Triton 3.6 was seen to compile them wrongly: gradients of x and h in 16 bits,
+    of pairs of components with more outputs than a tile, changed from run to run on an H200.
+    """
+    missing = -x.shape[dimension] % 16
+    return F.pad(x, (0, missing) if dimension == 1 else (0, 0, 0, missing)) if missing else x.contiguous()
+
+
 @custom_op("se3_transformer::conv", mutates_args=())
 def conv(x: Tensor, h: Tensor, w: Tensor, blocks: list[int], rows: int) -> Tensor:
     """The kernels in the frames: x (rows in, E), radial profiles h (E, H), weights w (weight rows, H) -> (rows, E)."""
-    return conv_kernels.conv_forward(x.contiguous(), h.contiguous(), w.contiguous(), tuple(blocks), rows)
+    edges = x.shape[1]
+    x, h = _padded(x, 1), _padded(h, 0)
+    return conv_kernels.conv_forward(x, h, w.contiguous(), tuple(blocks), rows)[:, :edges].contiguous()
 
 
 @conv.register_fake
@@ -99,10 +112,11 @@ def _(x, h, w, blocks, rows):
 @custom_op("se3_transformer::conv_backward", mutates_args=())
 def conv_backward(dy: Tensor, x: Tensor, h: Tensor, w: Tensor, blocks: list[int]) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, h and w."""
-    dy, x, h, w = dy.contiguous(), x.contiguous(), h.contiguous(), w.contiguous()
+    edges, w = len(h), w.contiguous()
+    dy, x, h = _padded(dy, 1), _padded(x, 1), _padded(h, 0)
     dx, dh = conv_kernels.conv_backward_input(dy, x, h, w, tuple(blocks))
     dw = conv_kernels.conv_backward_weight(dy, x, h, w.shape[0], tuple(blocks))
-    return dx, dh, dw.to(w.dtype)
+    return dx[:, :edges].contiguous(), dh[:edges].contiguous(), dw.to(w.dtype)
 
 
 @conv_backward.register_fake
