@@ -170,6 +170,11 @@ def shared_memory(device: torch.device) -> int:
     return 1 << 30 if device.type != "cuda" else _shared_memory(device.index)
 
 
+def stages_that_fit(stages: int, size: int, device: torch.device) -> int:
+    """At most ``stages``: as many tiles of ``size`` bytes as a program's shared memory holds, but at least one."""
+    return max(1, min(stages, shared_memory(device) // size))
+
+
 @functools.cache
 def _shared_memory(index: int | None) -> int:
     return torch.cuda.get_device_properties(index).shared_memory_per_block_optin

@@ -30,7 +30,7 @@ def differentiate(outputs, inputs) -> None:
 def norms() -> None:
     from fusedops.ops import add_rms_norm, layer_norm
 
-    for width in (1, 1000, 4096, 65536):
+    for width in (1, 1000, 4096, 16384, 65536):
         x, weight, bias = leaf(4, width), leaf(width, dtype=torch.float32), leaf(width)
         differentiate(layer_norm(x, width, weight, bias), (x, weight, bias))
     x, stream, weight = leaf(4, 4096), leaf(4, 4096, dtype=torch.float32), leaf(4096)

@@ -19,25 +19,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..dispatch import ceil_div, device_guard, next_power_of_2, processors, shared_memory
+from ..dispatch import ceil_div, device_guard, next_power_of_2, processors, shared_memory, stages_that_fit
 
 # (up to this width, elements in a tile of rows, warps, programs per multiprocessor or 0 for one a tile, stages): a
 # program of several tiles has so many stages, less one, of tiles on their way to shared memory.
 FORWARD = (
-    (1024, 2048, 4, 0, 1),
-    (2048, 2048, 4, 0, 1),
-    (4096, 4096, 8, 0, 1),
-    (8192, 8192, 16, 0, 1),
-    (16384, 16384, 32, 0, 1),
+    (512, 2048, 1, 0, 1),
+    (1024, 4096, 4, 0, 1),
+    (2048, 8192, 4, 0, 1),
+    (4096, 16384, 4, 16, 1),
+    (8192, 16384, 32, 1, 4),
+    (16384, 16384, 16, 1, 3),
 )
 # (up to this width, elements in a tile of rows, warps, programs per multiprocessor, stages, whether to load the weight
 # again for each tile instead of keeping it in registers). 64 registers a thread up to 4096, no spills.
 BACKWARD = (
     (256, 1024, 4, 8, 2, False),
-    (1024, 1024, 4, 8, 2, False),
+    (1024, 2048, 4, 4, 1, True),
     (2048, 2048, 8, 4, 2, False),
-    (4096, 4096, 16, 2, 2, False),
-    (8192, 8192, 16, 1, 2, False),
+    (4096, 4096, 8, 2, 1, False),
+    (8192, 8192, 16, 1, 1, False),
 )
 # Wider rows leave no registers for the weights' gradients, which are summed apart: (up to this width, warps, programs
 # per multiprocessor, rows x columns in a tile of the sums).
@@ -450,6 +451,8 @@ def forward(
         programs = ceil_div(rows, block_m)
         if per_processor:
             programs = min(programs, per_processor * processors(x.device))
+            ahead = x.element_size() + (0 if residual is None else residual.element_size())
+            stages = stages_that_fit(stages, block_m * block_n * ahead, x.device)
         shape = {"EVEN": block_n == width, "STAGES": stages, "BLOCK_M": block_m, "BLOCK_N": block_n}
         _forward_kernel[(programs,)](*arguments, **flags, **shape, num_warps=warps)
 

@@ -11,17 +11,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..dispatch import ceil_div, device_guard, next_power_of_2, processors
+from ..dispatch import ceil_div, device_guard, next_power_of_2, processors, stages_that_fit
 
 # (up to so many classes, warps, programs per multiprocessor, stages) for rows that stay in registers; longer rows take
 # the form in chunks. With 2 stages or more the next rows are on their way to shared memory.
 ROWS = (
     (1024, 2, 16, 2),
     (2048, 4, 8, 2),
-    (4096, 8, 4, 2),
-    (8192, 16, 2, 2),
-    (16384, 32, 1, 2),
-    (32768, 32, 1, 2),
+    (4096, 8, 4, 1),
+    (8192, 8, 2, 3),
+    (16384, 8, 1, 3),
+    (32768, 16, 1, 3),
 )
 # For longer rows: (up to so many programs per multiprocessor, classes in a chunk, warps). There are as many programs as
 # rows fit into KEPT bytes, or as can be where not one each fits.
@@ -222,8 +222,9 @@ def loss(
             _loss_kernel[(programs,)](*arguments, **flags, BLOCK=block, num_warps=warps)
         else:
             _, warps, per_processor, stages = tuned
-            programs = min(rows, per_processor * processors(logits.device))
             block = next_power_of_2(classes)
+            stages = stages_that_fit(stages, block * logits.element_size(), logits.device)
+            programs = min(rows, per_processor * processors(logits.device))
             _row_kernel[(programs,)](*arguments, **flags, STAGES=stages, BLOCK=block, num_warps=warps)
 
 

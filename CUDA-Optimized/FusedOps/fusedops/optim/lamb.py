@@ -22,9 +22,9 @@ from fusedops.optim.bucket import Bucket
 __all__ = ["LAMB"]
 
 # Tuning values.
-CHUNK = 2048  # elements per work item: the less lies between a tensor's two passes, the more of it is in the cache
-LAG = 256  # items between them, so that few programs wait for a norm
-PROGRAMS_PER_MULTIPROCESSOR = 16  # of the norm, too, which has to keep as much on its way with these short items
+CHUNK = 16_384  # elements per work item
+LAG = 512  # items between the passes over a tensor, so that few programs wait for a norm
+PROGRAMS_PER_MULTIPROCESSOR = 8
 
 
 class LAMB(FusedOptimizer):
