@@ -1,8 +1,9 @@
-"""From nothing to a report with sound in minutes on a CPU: say a sentence with the published voice, teach it to speak
-as another one, evaluate, say the sentence again.
+"""From nothing to a report with sound in minutes on a CPU: make a corpus, train, evaluate, say a sentence; where
+training begins with given weights, say it with them first.
 
-./dlx quickstart Tacotron2                              7 epochs of 150 sentences of flite-speech
-./dlx quickstart Tacotron2 -- --max_steps 4             a short look
+./dlx quickstart Tacotron2                                                  150 sentences of flite-speech
+./dlx quickstart Tacotron2 -- --max_steps 4                                 a short look
+./dlx quickstart Tacotron2 -- --init_from runs/flite --voices "[slt]"       teach your voice to speak as another
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from .data import Split
 from .options import CONFIGS
 from .recipe import TrainConfig
 
-SENTENCE = "Five minutes ago I had another voice, and now I speak like this."
-VOCODER = "waveglow_compact.flite"
+SENTENCE = "This voice has been trained for a few minutes only."
+VOCODER = "griffin-lim"
 
 
 def say(checkpoint: str, folder: Path, device: str) -> None:
     infer.main(
-        ["--checkpoint", checkpoint, "--text", SENTENCE, "--vocoder", VOCODER, "--limit", "600"]
+        ["--checkpoint", checkpoint, "--text", SENTENCE, "--vocoder", VOCODER, "--limit", "300"]
         + ["--output_dir", str(folder), "--device", device]
     )
 
@@ -32,16 +33,20 @@ def main(args: list[str] | None = None) -> None:
     arguments = ["--config", "quickstart", *(sys.argv[1:] if args is None else args)]
     config = configs.parse(TrainConfig, arguments, configs_dir=CONFIGS, prog="quickstart")
     output = Path(config.output_dir)
+    steps = ["data", "train", "evaluate the best checkpoint", "say a sentence"]
     if config.init_from:
-        print(f"1/5  say a sentence with {config.init_from}")
+        steps.insert(0, f"say a sentence with {config.init_from}")
+    titles = (f"{number}/{len(steps)}  {step}" for number, step in enumerate(steps, 1))
+    print(next(titles))
+    if config.init_from:
         say(config.init_from, output / "before", config.device)
-    print("2/5  data")
+        print(next(titles))
     splits = config.open()
     if not isinstance(splits.get("val"), Split):
         raise ValueError(f"quickstart needs utterances to evaluate; {config.data} has none")
-    print("3/5  train")
+    print(next(titles))
     train.run(config)
-    print("4/5  evaluate the best checkpoint")
+    print(next(titles))
     source = ["--data", config.data, "--utterances", str(config.utterances), "--max_seconds", str(config.max_seconds)]
     source += ["--voices", f"[{', '.join(config.voices)}]"]
     if config.train_list:
@@ -50,7 +55,7 @@ def main(args: list[str] | None = None) -> None:
         ["--checkpoint", str(output), "--output_dir", str(output / "evaluate"), "--device", config.device]
         + ["--batch_size", str(config.batch_size), *source]
     )
-    print("5/5  say the sentence")
+    print(next(titles))
     say(str(output), output / "infer", config.device)
     print(
         f"\n{config.arch} on {config.data}: loss {result['loss']:.3f}, attention's focus {result['focus']:.2f} on "
