@@ -134,14 +134,18 @@ class Alignment:
 
 
 def equal_alignment(graph: TextGraph, frames: int) -> np.ndarray | None:
-    """States with equal shares of the frames along a path through the first pronunciations, with silence at the ends.
+    """States with equal shares of the frames along a path with silence at both ends and nowhere else.
 
     None where there are fewer frames than states. What training from nothing begins with.
     """
     path = [int(np.flatnonzero(graph.last > NOTHING / 2).max())]
-    while graph.first[path[-1]] < NOTHING / 2:
+    while True:
         earlier = graph.before[path[-1], 1:]
-        path.append(int(earlier[earlier >= 0].max()))
+        earlier = earlier[earlier >= 0]
+        if not len(earlier):
+            break
+        spoken = earlier[graph.words[earlier] >= 0]
+        path.append(int((spoken if len(spoken) else earlier).max()))
     path.reverse()
     if len(path) > frames:
         return None

@@ -16,7 +16,7 @@ import numpy as np
 
 from .alignment import SILENCE_PROBABILITY
 from .fst import Arcs, compile_fst
-from .lexicon import BOS, EOS, Lexicon
+from .lexicon import BOS, EOS, UNKNOWN, Lexicon
 from .ngram import NgramModel
 from .transitions import NUM_STATES, TransitionModel
 from .tree import ContextTree
@@ -35,7 +35,7 @@ class GraphOptions:
 def grammar(model: NgramModel, lexicon: Lexicon) -> kaldifst.StdVectorFst:
     """G: an acceptor of word numbers, but that back-off arcs read #0 and write nothing.
 
-    Words that the lexicon lacks are left out. States are contexts that some n-gram follows.
+    Words that the lexicon lacks are left out, and so is <unk>. States are contexts that some n-gram follows.
     """
     states: dict[tuple[str, ...], int] = {}
 
@@ -51,7 +51,7 @@ def grammar(model: NgramModel, lexicon: Lexicon) -> kaldifst.StdVectorFst:
             context, word = gram[:-1], gram[-1]
             if word == EOS:
                 finals.append((state_of(context), -score))
-            elif word in lexicon.word_ids:
+            elif word in lexicon.word_ids and word != UNKNOWN:
                 following = gram[1:] if len(gram) == model.order else gram
                 while following not in contexts:
                     following = following[1:]

@@ -46,9 +46,13 @@ class OovReport:
 
 @dataclass
 class Lexicon:
-    """`entries`: word -> pronunciations (tuples of phones). `<unk>` is always there, as SPN."""
+    """`entries`: word -> pronunciations (tuples of phones). `<unk>` is always there, as SPN.
+
+    `phones` are those that the entries have, unless given: a model's, for a lexicon of other words.
+    """
 
     entries: Pronunciations
+    phones: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.entries.setdefault(UNKNOWN, [(NOISE,)])
@@ -58,7 +62,10 @@ class Lexicon:
             if not variants or not all(variants):
                 raise ValueError(f"word {word!r} has a pronunciation without phones")
         spoken = sorted({phone for variants in self.entries.values() for v in variants for phone in v})
-        self.phones = [SILENCE, NOISE, *(phone for phone in spoken if phone not in (SILENCE, NOISE))]
+        self.phones = self.phones or [SILENCE, NOISE, *(phone for phone in spoken if phone not in (SILENCE, NOISE))]
+        unknown = sorted(set(spoken) - set(self.phones))
+        if unknown or self.phones[:2] != [SILENCE, NOISE]:
+            raise ValueError(f"phones {', '.join(unknown) or self.phones[:2]} are not among those of the model")
         self.phone_ids = {phone: number for number, phone in enumerate(self.phones, 1)}
         self.words = sorted(self.entries, key=str.encode)
         self.word_ids = {word: number for number, word in enumerate(self.words, 1)}
@@ -112,8 +119,10 @@ class Lexicon:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Lexicon:
-        """Read lexicon.txt of a folder; it decides all numbers. ValueError names file and line."""
-        return cls(read_lexicon(Path(folder) / "lexicon.txt"))
+        """Read lexicon.txt and the lists of phones of a folder; they decide all numbers. ValueError names file and line."""
+        folder = Path(folder)
+        entries = read_lexicon(folder / "lexicon.txt")
+        return cls(entries, [SILENCE, NOISE, *(folder / "nonsilence_phones.txt").read_text().split()])
 
 
 def read_lexicon(path: Path) -> Pronunciations:
@@ -132,11 +141,15 @@ def read_lexicon(path: Path) -> Pronunciations:
 
 
 def build(
-    words: Iterable[str], dictionary: Pronunciations, variants: int = 3, counts: Counter[str] | None = None
+    words: Iterable[str],
+    dictionary: Pronunciations,
+    variants: int = 3,
+    counts: Counter[str] | None = None,
+    phones: Sequence[str] = (),
 ) -> tuple[Lexicon, OovReport]:
     """The lexicon of a vocabulary, at most `variants` pronunciations a word, with guesses where the dictionary is silent.
 
-    `counts` are of the running texts, for the report.
+    `counts` are of the running texts, for the report; `phones` those of a model, where there is one.
     """
     counts = counts or Counter()
     guesser = Guesser(dictionary)
@@ -151,7 +164,7 @@ def build(
         report.guesses[word] = guesser.guess(word)
         report.counts[word] = counts[word]
         entries[word] = [report.guesses[word][0]]
-    return Lexicon(entries), report
+    return Lexicon(entries, list(phones)), report
 
 
 def graphemic(words: Iterable[str]) -> Lexicon:

@@ -1,0 +1,89 @@
+"""Texts and language models of a task: its own transcripts, mixed with English at large and with what people count.
+
+    model, vocabulary = mixed(train_texts, tuning_texts, dictionary)
+
+None of the texts that are tested on is ever among them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dlx.speech import numbers, sentences
+
+from . import ngram
+from .dictionary import Pronunciations
+from .words import words_of
+
+Texts = Sequence[Sequence[str]]
+DAYS = "monday tuesday wednesday thursday friday saturday sunday".split()
+MONTHS = (
+    "january february march april may june july august september october november december"
+).split()
+SPELLING = (
+    "alpha bravo charlie delta echo foxtrot golf hotel india juliet kilo lima mike november oscar papa quebec romeo "
+    "sierra tango uniform victor whiskey xray yankee zulu"
+).split()
+SIGNS = (
+    "comma|period|dot|point|colon|semicolon|dash|hyphen|slash|backslash|star|asterisk|pound|hash|at|ampersand|percent|"
+    "dollar|plus|minus|equals|space|underscore|caret|quote|apostrophe|tilde|backtick|pipe|less than|greater than|"
+    "exclamation point|question mark|left bracket|right bracket|left parenthesis|right parenthesis"
+).split("|")
+MEASURES = "second seconds minute minutes hour hours day days week weeks month months year years dollars cents".split()
+
+
+@dataclass(frozen=True)
+class LanguageOptions:
+    """`order` of the task's own n-grams and `background_order` of English; words seen less than `least` are left out."""
+
+    order: int = 3
+    background_order: int = 2
+    least: int = 2
+
+
+def background(home: str | os.PathLike[str] | None = None) -> list[list[str]]:
+    """The example sentences of WordNet as words: 17,000 texts of English at large."""
+    return [words_of(text) for text in sentences.read_wordnet(home)]
+
+
+def spoken_forms() -> list[list[str]]:
+    """What is said in every language task and seldom written: numbers, dates, letters, spelling words, signs, units."""
+    found = [numbers.cardinal(value) for value in range(100)] + [numbers.ordinal(value) for value in range(1, 101)]
+    found += [f"{value} hundred" for value in numbers.ONES[1:10]] + ["hundred", "thousand", "million", "billion"]
+    found += ["oh", "o'clock", "a m", "p m", "noon", "midnight", "niner", "half past", "quarter past"]
+    found += [*DAYS, *MONTHS, *SPELLING, *SIGNS, *MEASURES, *"abcdefghijklmnopqrstuvwxyz"]
+    found += [f"{month} {numbers.ordinal(day)}" for month in MONTHS for day in range(1, 32)]
+    return [words_of(text) for text in found]
+
+
+def mixed(
+    own: Texts,
+    tuning: Texts,
+    dictionary: Pronunciations,
+    options: LanguageOptions = LanguageOptions(),
+    home: str | os.PathLike[str] | None = None,
+) -> tuple[ngram.NgramModel, dict[str, float]]:
+    """The task's own model, one of English and one of spoken forms, weighed for the likelihood of `tuning`.
+
+    The vocabulary is what `own` and the spoken forms have, and what is frequent enough in English and in the
+    dictionary. Also returns the weights and perplexities.
+    """
+    english, forms = background(home), spoken_forms()
+    counts = Counter(word for words in english for word in words)
+    vocabulary = {word for words in (*own, *forms) for word in words}
+    vocabulary |= {word for word, number in counts.items() if number >= options.least and word in dictionary}
+    models = [
+        ngram.estimate(own, options.order, vocabulary),
+        ngram.estimate(english, options.background_order, vocabulary),
+        ngram.estimate(forms, min(2, options.order), vocabulary),
+    ]
+    weights = ngram.best_weight(models, tuning)
+    # No part may vanish: tuning texts are few, and words that only one part knows would be lost.
+    weights = [max(weight, 0.05) for weight in weights]
+    weights = [weight / sum(weights) for weight in weights]
+    model = ngram.interpolate(models, weights)
+    measures = {"own": weights[0], "english": weights[1], "forms": weights[2]}
+    return model, measures | {"perplexity": model.perplexity(tuning), "vocabulary": float(len(vocabulary))}
