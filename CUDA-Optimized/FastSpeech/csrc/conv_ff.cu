@@ -41,26 +41,45 @@ struct Convolution {
         return place + ((SWIZZLE - address % SWIZZLE) % SWIZZLE) / sizeof(T);
     }
 
-    // Blocks of 64 input channels of one tap into shared memory. Rows beyond the item read as 0.
-    static __device__ void fetch(const Problem& p, T* stage, int item, int first, int column, int limit, int block) {
-        const int chunks = divide_up(p.inputs, ROW), tap = block / chunks, channel = block % chunks * ROW;
-        const T* x = static_cast<const T*>(p.x) + static_cast<size_t>(item) * p.length * p.inputs;
-        const T* weight = static_cast<const T*>(p.weight);
-        for (int place = threadIdx.x; place < ROWS * CHUNKS; place += THREADS) {
-            const int row = place / CHUNKS, chunk = place % CHUNKS, source = first + row + tap - p.kernel / 2;
-            const bool there = source >= 0 && source < limit && channel + chunk * 8 < p.inputs;
-            const size_t offset = there ? static_cast<size_t>(source) * p.inputs + channel + chunk * 8 : 0;
-            copy_async(stage + swizzled(row, chunk), x + offset, there);
+    // What a thread copies of every block of 64 input channels of one tap: the same 16-byte chunk of every LINES-th row
+    // and column. So a step costs a comparison and an addition a copy, which matters where a processor has few warps.
+    struct Source {
+        static constexpr int LINES = THREADS / CHUNKS;
+        static_assert(ROWS % LINES == 0 && COLUMNS % LINES == 0 && LINES % 8 == 0, "rows of one chunk permuted alike");
+        const T *x, *weight;  // its chunk of the item's row `row`, of output `column`, both of tap 0 and channel 0
+        int row, column, offset, tap, channel;
+
+        __device__ Source(const Problem& p, int item, int first, int block_column, int block) {
+            const int chunks = divide_up(p.inputs, ROW), line = threadIdx.x / CHUNKS;
+            offset = threadIdx.x % CHUNKS * 8;
+            row = first + line - p.kernel / 2;
+            column = block_column + line;
+            tap = block / chunks;
+            channel = block % chunks * ROW;
+            x = static_cast<const T*>(p.x) + (static_cast<ptrdiff_t>(item) * p.length + row) * p.inputs + offset;
+            weight = static_cast<const T*>(p.weight) + static_cast<ptrdiff_t>(column) * p.kernel * p.inputs + offset;
         }
-        stage += ROWS * ROW;
-        for (int place = threadIdx.x; place < COLUMNS * CHUNKS; place += THREADS) {
-            const int row = place / CHUNKS, chunk = place % CHUNKS, output = column + row;
-            const bool there = output < p.outputs && channel + chunk * 8 < p.inputs;
-            const size_t offset =
-                there ? (static_cast<size_t>(output) * p.kernel + tap) * p.inputs + channel + chunk * 8 : 0;
-            copy_async(stage + swizzled(row, chunk), weight + offset, there);
+
+        // The next block into shared memory. Rows beyond the item read as 0.
+        __device__ void fetch(const Problem& p, T* stage, int limit) {
+            const bool inside = channel + offset < p.inputs;
+            const ptrdiff_t place = static_cast<ptrdiff_t>(tap) * p.inputs + channel;
+            const ptrdiff_t x_step = static_cast<ptrdiff_t>(LINES) * p.inputs, weight_step = x_step * p.kernel;
+            T* target = stage + swizzled(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS);
+#pragma unroll
+            for (int i = 0; i < ROWS / LINES; ++i) {
+                const bool there = inside && static_cast<unsigned>(row + tap + i * LINES) < static_cast<unsigned>(limit);
+                copy_async(target + i * LINES * ROW, there ? x + place + i * x_step : p.x, there);
+            }
+#pragma unroll
+            for (int i = 0; i < COLUMNS / LINES; ++i) {
+                const bool there = inside && column + i * LINES < p.outputs;
+                copy_async(target + (ROWS + i * LINES) * ROW, there ? weight + place + i * weight_step : p.weight, there);
+            }
+            channel += ROW;
+            if (channel >= p.inputs) channel = 0, ++tap;
         }
-    }
+    };
 
     static __device__ void accumulate(const T* stage, float (&sums)[TILES_M][TILES_N][4]) {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -123,16 +142,52 @@ struct Convolution {
             }
     }
 
+    // Four neighbouring values of each of a warp's lanes, VECTORS times: up to 128 * VECTORS channels of a row.
+    template <int VECTORS> struct Channels {
+        Vector<uint32_t, 2> at[VECTORS] = {};
+
+        __device__ void load(const void* source, int outputs, size_t start = 0) {
+            if (source == nullptr) return;
+#pragma unroll
+            for (int i = 0; i < VECTORS; ++i) {
+                const int output = (i * 32 + static_cast<int>(threadIdx.x) % 32) * 4;
+                if (output < outputs) at[i] = *as<const Vector<uint32_t, 2>>(static_cast<const T*>(source) + start + output);
+            }
+        }
+
+        __device__ float value(int i, int j) const {
+            return to_float(as<const Vector<T, 4>>(&at[i])->values[j]);
+        }
+
+        // Forget what the values are known to be, or the compiler keeps them as float32 from row to row and spills.
+        __device__ void forget() {
+#ifndef FASTSPEECH_HOST
+#pragma unroll
+            for (int i = 0; i < VECTORS; ++i) asm volatile("" : "+r"(at[i].values[0]), "+r"(at[i].values[1]));
+#endif
+        }
+    };
+
     // A warp takes TOGETHER rows at once: the parts' sum, bias, ReLU, residual, layer norm. What other blocks wrote is
-    // read where they meet, in the second-level cache, many loads at a time, since each takes long.
+    // read where they meet, in the second-level cache, many loads at a time, since each takes long; bias, gain and
+    // shift are read once.
     template <int VECTORS, int TOGETHER>
     static __device__ void normalise(const Problem& p, int item, int first, int limit) {
         constexpr int AT_ONCE = TOGETHER;  // parts
         const int lane = threadIdx.x % 32, splits = gridDim.z;
         const int end = first + ROWS < p.length ? first + ROWS : p.length;
         const size_t size = static_cast<size_t>(p.batch) * p.length * p.outputs;
+        constexpr bool KEPT = VECTORS <= 3;  // bias, gain and shift in registers, or else read where they are needed
+        Channels<VECTORS> bias, gain, shift;
+        if (KEPT) bias.load(p.bias, p.outputs), gain.load(p.gain, p.outputs), shift.load(p.shift, p.outputs);
         for (int row = first + threadIdx.x / 32 * TOGETHER; row < end; row += THREADS / 32 * TOGETHER) {
             const size_t start = (static_cast<size_t>(item) * p.length + row) * p.outputs;
+            bias.forget(), gain.forget(), shift.forget();
+            Channels<VECTORS> residual[TOGETHER];
+            if (KEPT)
+#pragma unroll
+                for (int r = 0; r < TOGETHER; ++r)
+                    if (row + r < end) residual[r].load(p.residual, p.outputs, start + r * p.outputs);
             float values[TOGETHER][VECTORS][4] = {};
             for (int split = 0; split < splits; split += AT_ONCE) {
                 float4 parts[AT_ONCE][TOGETHER][VECTORS];
@@ -162,34 +217,28 @@ struct Convolution {
 #pragma unroll
             for (int r = 0; r < TOGETHER; ++r)
                 if (row + r < end)
-                    finish<VECTORS>(p, values[r], start + static_cast<size_t>(r) * p.outputs, row + r < limit);
+                    finish<KEPT>(p, values[r], residual[r], bias, gain, shift,
+                                 start + static_cast<size_t>(r) * p.outputs, row + r < limit);
         }
     }
 
-    template <int VECTORS>
-    static __device__ void finish(const Problem& p, float (&values)[VECTORS][4], size_t start, bool within) {
+    template <bool KEPT, int VECTORS>
+    static __device__ void finish(const Problem& p, float (&values)[VECTORS][4], Channels<VECTORS>& residual,
+                                  Channels<VECTORS>& bias, Channels<VECTORS>& gain, Channels<VECTORS>& shift,
+                                  size_t start, bool within) {
         const int lane = threadIdx.x % 32;
+        if (!KEPT) bias.load(p.bias, p.outputs), residual.load(p.residual, p.outputs, start);
         float sum = 0, squares = 0;
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
-            const int output = (i * 32 + lane) * 4;
-            if (output >= p.outputs || !within) continue;
-            float other[4];
-            if (p.bias != nullptr) {
-                load_floats<T, 4>(static_cast<const T*>(p.bias) + output, other);
+            if ((i * 32 + lane) * 4 >= p.outputs || !within) continue;
 #pragma unroll
-                for (int j = 0; j < 4; ++j) values[i][j] += other[j];
+            for (int j = 0; j < 4; ++j) {
+                float value = values[i][j] + bias.value(i, j);
+                if (p.mode & RELU) value = fmaxf(value, 0.0f);
+                values[i][j] = value + residual.value(i, j);
+                sum += values[i][j];
             }
-            if (p.mode & RELU)
-#pragma unroll
-                for (int j = 0; j < 4; ++j) values[i][j] = fmaxf(values[i][j], 0.0f);
-            if (p.residual != nullptr) {
-                load_floats<T, 4>(static_cast<const T*>(p.residual) + start + output, other);
-#pragma unroll
-                for (int j = 0; j < 4; ++j) values[i][j] += other[j];
-            }
-#pragma unroll
-            for (int j = 0; j < 4; ++j) sum += values[i][j];
         }
         const float mean = warp_sum(sum) / p.outputs;
 #pragma unroll
@@ -199,16 +248,14 @@ struct Convolution {
             for (int j = 0; j < 4; ++j) squares += (values[i][j] - mean) * (values[i][j] - mean);
         }
         const float scale = rsqrtf(warp_sum(squares) / p.outputs + p.epsilon);
+        if (!KEPT) gain.load(p.gain, p.outputs), shift.load(p.shift, p.outputs);
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
             const int output = (i * 32 + lane) * 4;
             if (output >= p.outputs) continue;
-            float gain[4], shift[4];
-            load_floats<T, 4>(static_cast<const T*>(p.gain) + output, gain);
-            load_floats<T, 4>(static_cast<const T*>(p.shift) + output, shift);
 #pragma unroll
             for (int j = 0; j < 4; ++j)
-                values[i][j] = within ? (values[i][j] - mean) * scale * gain[j] + shift[j] : 0.0f;
+                values[i][j] = within ? (values[i][j] - mean) * scale * gain.value(i, j) + shift.value(i, j) : 0.0f;
             store_floats<T, 4>(static_cast<T*>(p.out) + start + output, values[i]);
         }
     }
@@ -227,16 +274,17 @@ struct Convolution {
     // The sums of `count` blocks of the product from `from` on, by single warps.
     static __device__ void add_up(const Problem& p, T* shared, float (&sums)[TILES_M][TILES_N][4], int item, int first,
                                   int column, int limit, int from, int count) {
+        Source source(p, item, first, column, from);
 #pragma unroll
         for (int stage = 0; stage < STAGES - 1; ++stage) {
-            if (stage < count) fetch(p, shared + stage * STAGE, item, first, column, limit, from + stage);
+            if (stage < count) source.fetch(p, shared + stage * STAGE, limit);
             commit_copies();
         }
         for (int block = 0; block < count; ++block) {
             wait_copies<STAGES - 2>();
             __syncthreads();  // everyone's copies are there, and the stage that is fetched next is used up
             const int next = block + STAGES - 1;
-            if (next < count) fetch(p, shared + next % STAGES * STAGE, item, first, column, limit, from + next);
+            if (next < count) source.fetch(p, shared + next % STAGES * STAGE, limit);
             commit_copies();
             accumulate(shared + block % STAGES * STAGE, sums);
         }
@@ -246,9 +294,10 @@ struct Convolution {
     // used by the products before the last, which every warp has waited for before the barrier.
     static __device__ void add_up_by_groups(const Problem& p, T* shared, float (&sums)[TILES_M][TILES_N][4], int item,
                                             int first, int column, int limit, int from, int count) {
+        Source source(p, item, first, column, from);
 #pragma unroll
         for (int stage = 0; stage < STAGES - 2; ++stage) {
-            if (stage < count) fetch(p, shared + stage * STAGE, item, first, column, limit, from + stage);
+            if (stage < count) source.fetch(p, shared + stage * STAGE, limit);
             commit_copies();
         }
         for (int block = 0; block < count; ++block) {
@@ -262,7 +311,7 @@ struct Convolution {
                 multiply_group<T, TILES_N>(sums[0], stage + threadIdx.x / 128 * 64 * ROW, stage + ROWS * ROW, step);
             commit_products();
             const int next = block + STAGES - 2;
-            if (next < count) fetch(p, shared + next % STAGES * STAGE, item, first, column, limit, from + next);
+            if (next < count) source.fetch(p, shared + next % STAGES * STAGE, limit);
             commit_copies();
             wait_products<1>();
         }
