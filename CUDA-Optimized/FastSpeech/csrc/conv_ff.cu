@@ -68,13 +68,15 @@ struct Convolution {
             T* target = stage + swizzled(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS);
 #pragma unroll
             for (int i = 0; i < ROWS / LINES; ++i) {
-                const bool there = inside && static_cast<unsigned>(row + tap + i * LINES) < static_cast<unsigned>(limit);
+                const int at = row + tap + i * LINES;
+                const bool there = inside && at >= 0 && at < limit;
                 copy_async(target + i * LINES * ROW, there ? x + place + i * x_step : p.x, there);
             }
 #pragma unroll
             for (int i = 0; i < COLUMNS / LINES; ++i) {
                 const bool there = inside && column + i * LINES < p.outputs;
-                copy_async(target + (ROWS + i * LINES) * ROW, there ? weight + place + i * weight_step : p.weight, there);
+                const void* at = there ? weight + place + i * weight_step : p.weight;
+                copy_async(target + (ROWS + i * LINES) * ROW, at, there);
             }
             channel += ROW;
             if (channel >= p.inputs) channel = 0, ++tap;
@@ -151,7 +153,8 @@ struct Convolution {
 #pragma unroll
             for (int i = 0; i < VECTORS; ++i) {
                 const int output = (i * 32 + static_cast<int>(threadIdx.x) % 32) * 4;
-                if (output < outputs) at[i] = *as<const Vector<uint32_t, 2>>(static_cast<const T*>(source) + start + output);
+                const T* place = static_cast<const T*>(source) + start + output;
+                if (output < outputs) at[i] = *as<const Vector<uint32_t, 2>>(place);
             }
         }
 
@@ -394,7 +397,8 @@ DEFINE(convolution_bf16_pair, __nv_bfloat16, Pair)
         return cudaGetLastError();                                                                                    \
     } while (0)
 
-// `tile`: 0 small (32 x 64), 1 medium (64 x 64), 2 large (128 x 128), 3 a warpgroup's (64 x 128), 4 two's (128 x 128). `splits` of the sum: with NORM only.
+// `tile`: 0 small (32 x 64), 1 medium (64 x 64), 2 large (128 x 128), 3 a warpgroup's (64 x 128), 4 two's (128 x 128).
+// `splits` of the sum: with NORM only.
 extern "C" cudaError_t launch_convolution(const void* x, const void* weight, const void* bias, const void* residual,
                                           const void* gain, const void* shift, void* out, float* parts, int* arrived,
                                           const int* lengths, int batch, int length, int inputs, int outputs,
