@@ -57,9 +57,7 @@ def apply(wave: np.ndarray, change: Change, rng: np.random.Generator) -> np.ndar
     return (wave * (gain if peak < 0.99 else gain * 0.99 / peak)).astype(np.float32)
 
 
-def draw(
-    seed: int, index: int, copy: int, speeds: tuple[float, ...] = SPEEDS
-) -> tuple[Change, np.random.Generator]:
+def draw(seed: int, index: int, copy: int, speeds: tuple[float, ...] = SPEEDS) -> tuple[Change, np.random.Generator]:
     """The change of copy number `copy` of utterance `index`, and the generator of its noise; a function of the seed."""
     values = draws.draws(seed, copy, index, 5, STREAM)[0]
     speed = speeds[(copy + index) % len(speeds)]

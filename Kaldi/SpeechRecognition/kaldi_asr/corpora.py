@@ -97,9 +97,7 @@ def split_by_text(texts: Sequence[str], options: SourceOptions) -> list[str]:
     tests = max(1, round(len(different) * options.test_share))
     tuning = max(1, round(len(different) * options.val_share))
     place = {different[index]: rank for rank, index in enumerate(np.asarray(order).tolist())}
-    return [
-        "test" if place[text] < tests else "val" if place[text] < tests + tuning else "train" for text in texts
-    ]
+    return ["test" if place[text] < tests else "val" if place[text] < tests + tuning else "train" for text in texts]
 
 
 def _grouped(utterances: Sequence[datadir.Utterance], names: Sequence[str]) -> dict[str, list[datadir.Utterance]]:
@@ -136,9 +134,7 @@ def _digits(options: SourceOptions, folder: Path, progress: Progress) -> dict[st
     """Strings of 1 to 7 digits, read by Flite's voices at three speeds, each of which counts as a speaker."""
     program = flite.open_flite()
     lengths = draws.draws(options.seed, 0, np.arange(options.utterances), 8, DIGIT_STREAM)
-    texts = [
-        [DIGITS[int(value * len(DIGITS))] for value in row[1 : 2 + int(row[0] * 7)]] for row in lengths.tolist()
-    ]
+    texts = [[DIGITS[int(value * len(DIGITS))] for value in row[1 : 2 + int(row[0] * 7)]] for row in lengths.tolist()]
     splits = split_by_text([" ".join(words) for words in texts], options)
 
     def make(index: int) -> datadir.Utterance:

@@ -37,7 +37,9 @@ class FeatureConfig:
             raise ValueError(f"num_ceps {self.num_ceps} is not between 1 and num_mels, {self.num_mels}")
         top = self.high_freq if self.high_freq > 0 else self.sample_rate / 2 + self.high_freq
         if not 0 <= self.low_freq < top <= self.sample_rate / 2:
-            raise ValueError(f"bands from {self.low_freq} to {top} Hz do not fit a sample rate of {self.sample_rate} Hz")
+            raise ValueError(
+                f"bands from {self.low_freq} to {top} Hz do not fit a sample rate of {self.sample_rate} Hz"
+            )
 
     @property
     def dim(self) -> int:

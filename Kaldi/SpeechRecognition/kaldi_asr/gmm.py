@@ -1,6 +1,6 @@
 """Mixtures of Gaussians with diagonal covariances, one for each pdf: likelihoods, EM, splitting.
 
-    G components in all, those of a pdf next to each other; D dimensions; P pdfs; T frames.
+G components in all, those of a pdf next to each other; D dimensions; P pdfs; T frames.
 """
 
 from __future__ import annotations

@@ -193,9 +193,7 @@ def train_triphones(
         previous.lexicon, grown, TransitionModel.of(grown), previous.mixtures, frontend, previous.features,
         previous.cmvn,
     )  # fmt: skip
-    run.alignments = [
-        _transfer(previous.transitions, model, ids) if ids is not None else None for ids in alignments
-    ]
+    run.alignments = [_transfer(previous.transitions, model, ids) if ids is not None else None for ids in alignments]
     run.model = model
     model.transitions.update(ids for ids in run.alignments if ids is not None)
     everything = np.concatenate(run.seen).astype(np.float64)

@@ -57,13 +57,13 @@ def grammar(model: NgramModel, lexicon: Lexicon) -> kaldifst.StdVectorFst:
                     following = following[1:]
                 number = lexicon.word_ids[word]
                 arcs.append((state_of(context), state_of(following), number, number, -score))
+    if not finals or not arcs:
+        raise ValueError("the language model shares no word with the lexicon, or never ends a sentence")
     for context in [found for found in states if found]:
         shorter = context[1:]
         while shorter not in contexts:
             shorter = shorter[1:]
         arcs.append((state_of(context), state_of(shorter), lexicon.backoff_id, 0, -model.backoffs.get(context, 0.0)))
-    if not finals or not arcs:
-        raise ValueError("the language model shares no word with the lexicon, or never ends a sentence")
     fst = compile_fst(arcs, finals)
     kaldifst.connect(fst)
     kaldifst.arcsort(fst, "ilabel")

@@ -20,9 +20,7 @@ from .words import words_of
 
 Texts = Sequence[Sequence[str]]
 DAYS = "monday tuesday wednesday thursday friday saturday sunday".split()
-MONTHS = (
-    "january february march april may june july august september october november december"
-).split()
+MONTHS = ("january february march april may june july august september october november december").split()
 SPELLING = (
     "alpha bravo charlie delta echo foxtrot golf hotel india juliet kilo lima mike november oscar papa quebec romeo "
     "sierra tango uniform victor whiskey xray yankee zulu"

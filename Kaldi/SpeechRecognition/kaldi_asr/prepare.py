@@ -46,9 +46,7 @@ def summary(folder: Path) -> dict[str, Any]:
     """Utterances, speakers, words and hours of a data folder."""
     utterances = datadir.read(folder)
     seconds = {u.recording or u.id: audio.duration(u.path)[0] for u in utterances}
-    whole = sum(
-        (u.end if u.end is not None else seconds[u.recording or u.id]) - u.start for u in utterances
-    )
+    whole = sum((u.end if u.end is not None else seconds[u.recording or u.id]) - u.start for u in utterances)
     return {
         "utterances": len(utterances),
         "speakers": len({u.speaker for u in utterances}),

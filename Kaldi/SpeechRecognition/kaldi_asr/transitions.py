@@ -42,9 +42,7 @@ class TransitionModel:
     @classmethod
     def of(cls, tree: ContextTree) -> TransitionModel:
         """All triples that a tree can give, with the topology's probabilities."""
-        triples = sorted(
-            (phone, state, pdf) for phone, state in tree.keys() for pdf in tree.leaves_of(phone, state)
-        )
+        triples = sorted((phone, state, pdf) for phone, state in tree.keys() for pdf in tree.leaves_of(phone, state))
         return cls(np.array(triples, np.int32), np.full(len(triples), START))
 
     @property

@@ -145,7 +145,11 @@ class _Growing:
 
 
 def _best_question(
-    contexts: list[tuple[int, int]], stats: np.ndarray, sets: Sequence[tuple[int, ...]], member: np.ndarray, least: float
+    contexts: list[tuple[int, int]],
+    stats: np.ndarray,
+    sets: Sequence[tuple[int, ...]],
+    member: np.ndarray,
+    least: float,
 ) -> _Growing:
     """`member` (Q, phones + 1) bool: the sets as rows."""
     leaf = _Growing(contexts, stats)

@@ -1,7 +1,7 @@
 """Word error rates: edits summed over utterances, over reference words summed; alignments to look at; confidence.
 
-    result = score({"utt1": ["a", "b"]}, {"utt1": ["a", "c"]})
-    result.wer, result.substitutions; print(result.report()); low, high = result.interval()
+result = score({"utt1": ["a", "b"]}, {"utt1": ["a", "c"]})
+result.wer, result.substitutions; print(result.report()); low, high = result.interval()
 """
 
 from __future__ import annotations
@@ -121,9 +121,7 @@ class Result:
 
     def confusions(self, count: int = 10) -> list[tuple[str, str, int]]:
         """The commonest (reference, heard, times) that differ; `*` stands for no word."""
-        found = Counter(
-            (r or "*", h or "*") for item in self.utterances.values() for r, h in item.pairs if r != h
-        )
+        found = Counter((r or "*", h or "*") for item in self.utterances.values() for r, h in item.pairs if r != h)
         return [(r, h, number) for (r, h), number in found.most_common(count)]
 
     def summary(self) -> str:

@@ -1,6 +1,6 @@
 """Text as a recogniser knows it: words without punctuation, in lower case.
 
-    words_of("Please dial 2, or stay on the line.")  ->  ["please", "dial", "two", "or", "stay", "on", "the", "line"]
+words_of("Please dial 2, or stay on the line.")  ->  ["please", "dial", "two", "or", "stay", "on", "the", "line"]
 """
 
 from __future__ import annotations

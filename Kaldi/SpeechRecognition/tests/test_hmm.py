@@ -83,7 +83,9 @@ def test_splitting_keeps_the_density_and_makes_room():
 
 
 def test_components_without_frames_go_but_never_all():
-    mixtures = gmm.Mixtures(np.array([0, 2, 3]), np.array([0.5, 0.5, 1.0]), np.array([[0.0], [50.0], [3.0]]), np.ones((3, 1)))
+    mixtures = gmm.Mixtures(
+        np.array([0, 2, 3]), np.array([0.5, 0.5, 1.0]), np.array([[0.0], [50.0], [3.0]]), np.ones((3, 1))
+    )
     x = np.random.default_rng(3).normal(size=(40, 1)).astype(np.float32)
     found = gmm.update(mixtures, gmm.accumulate(mixtures, x, np.zeros(40, int)), np.array([0.01]))
     assert found.offsets.tolist() == [0, 1, 2] and found.means[1, 0] == 3.0 and found.weights.tolist() == [1, 1]
@@ -286,7 +288,9 @@ def test_mllt_raises_the_likelihood_and_undoes_a_rotation():
     matrix = transforms.mllt(mixtures, x, pdfs)
     turned = x @ matrix.T.astype(np.float32)
     floor = np.full(2, 1e-6)
-    after = gmm.update(transforms.turned(mixtures, matrix), gmm.accumulate(transforms.turned(mixtures, matrix), turned, pdfs), floor)
+    after = gmm.update(
+        transforms.turned(mixtures, matrix), gmm.accumulate(transforms.turned(mixtures, matrix), turned, pdfs), floor
+    )
     gain = gmm.accumulate(after, turned, pdfs).log_likelihood + 6000 * np.log(abs(np.linalg.det(matrix)))
     assert gain > gmm.accumulate(mixtures, x, pdfs).log_likelihood + 500
     covariance = np.cov(turned[pdfs == 0].T)
