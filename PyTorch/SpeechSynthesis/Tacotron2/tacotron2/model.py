@@ -38,7 +38,8 @@ class Tacotron2Config:
     postnet: int = 512
     postnet_layers: int = 5
     kernel: int = 5
-    dropout: float = 0.5  # of convolutions and prenet
+    dropout: float = 0.5  # of the prenet, in speech as in training
+    conv_dropout: float = 0.5  # of the convolutions of encoder and postnet
     rnn_dropout: float = 0.1  # of the RNNs' hidden states
 
     def __post_init__(self) -> None:
@@ -106,7 +107,7 @@ class Encoder(nn.Module):
         self.embedding = nn.Embedding(config.num_symbols, width)
         nn.init.xavier_uniform_(self.embedding.weight)
         self.layers = nn.ModuleList(
-            ConvBlock(width, width, config.kernel, "relu", config.dropout) for _ in range(config.encoder_layers)
+            ConvBlock(width, width, config.kernel, "relu", config.conv_dropout) for _ in range(config.encoder_layers)
         )
         self.forward_lstm = nn.LSTM(width, width // 2, batch_first=True)
         self.backward_lstm = nn.LSTM(width, width // 2, batch_first=True)
@@ -288,7 +289,7 @@ class Postnet(nn.Module):
         widths = [config.num_mels] + [config.postnet] * (config.postnet_layers - 1) + [config.num_mels]
         activations = ["tanh"] * (config.postnet_layers - 1) + ["none"]
         self.layers = nn.ModuleList(
-            ConvBlock(a, b, config.kernel, activation, config.dropout)
+            ConvBlock(a, b, config.kernel, activation, config.conv_dropout)
             for a, b, activation in zip(widths[:-1], widths[1:], activations, strict=True)
         )
 

@@ -13,8 +13,9 @@ from dlx.names import lookup
 from .model import Tacotron2, Tacotron2Config
 from .waveglow import WaveGlow, WaveGlowConfig
 
+MEAN = -5.5  # of speech's log-mel spectrograms, about: where a voice begins
 SYMBOLS = 148  # of the published English table
-COMPACT = {"encoder": 256, "prenet": 128, "rnn": 384, "postnet": 256}
+COMPACT = {"encoder": 256, "prenet": 128, "rnn": 384, "postnet": 256, "conv_dropout": 0.1}
 SMALL = {"channels": 64, "upsample_groups": 80, "condition": 128}
 
 
@@ -53,7 +54,9 @@ def build(name: str, num_symbols: int = SYMBOLS) -> Tacotron2 | WaveGlow:
         return WaveGlow(config)
     if num_symbols < 2:
         raise ValueError(f"num_symbols must be at least 2, got {num_symbols}")
-    return Tacotron2(replace(config, num_symbols=num_symbols))
+    model = Tacotron2(replace(config, num_symbols=num_symbols))
+    nn.init.constant_(model.decoder.mel.bias, MEAN)
+    return model
 
 
 def recognise(state_dict: Mapping[str, Tensor], num_symbols: int = SYMBOLS) -> str | None:

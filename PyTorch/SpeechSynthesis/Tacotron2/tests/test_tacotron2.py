@@ -498,8 +498,9 @@ def test_a_tiny_model_learns_an_utterance():
     """By heart: the spectrogram of a sound whose pitch is the symbol, attention on the diagonal, and where it ends."""
     torch.manual_seed(0)
     config = Tacotron2Config(
-        num_symbols=8, num_mels=8, encoder=32, prenet=32, rnn=64, attention=32, postnet=32, dropout=0.1, rnn_dropout=0.0
-    )
+        num_symbols=8, num_mels=8, encoder=32, prenet=32, rnn=64, attention=32, postnet=32, dropout=0.1,
+        conv_dropout=0.1, rnn_dropout=0.0,
+    )  # fmt: skip
     model = Tacotron2(config)
     text = torch.tensor([[1, 3, 5, 7, 2, 4]])
     mel = torch.full((1, 8, 24), -2.0)
