@@ -15,7 +15,7 @@ SPEEDS = (0.9, 1.0, 1.1)
 
 @dataclass(frozen=True)
 class Change:
-    """What a copy differs in. `speed` 1.1 is a tenth shorter and higher; `noise` is its level in dB below the speech."""
+    """What a copy differs in. `speed` 1.1 is a tenth shorter and higher; `noise` is in dB below the speech."""
 
     speed: float = 1.0
     noise: float | None = None

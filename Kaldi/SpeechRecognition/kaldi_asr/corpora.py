@@ -191,7 +191,7 @@ def _own(options: SourceOptions, folder: Path, progress: Progress) -> dict[str, 
 
 
 def augmented(utterances: Sequence[datadir.Utterance], copies: int, target: Path, seed: int) -> list[datadir.Utterance]:
-    """`copies` changed copies of each utterance, written as WAV files below `target`; the originals are not among them."""
+    """`copies` changed copies of each utterance, as WAV files below `target`; the originals are not among them."""
     found = []
     for index, utterance in enumerate(utterances):
         wave = datadir.load(utterance, SAMPLE_RATE)

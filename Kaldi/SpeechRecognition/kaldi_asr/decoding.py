@@ -20,7 +20,6 @@ from . import wer
 from .fst import Arcs, compile_fst
 from .lexicon import EPSILON, Lexicon
 
-
 MOST_STATES = 20000  # of a word lattice
 
 
@@ -160,7 +159,7 @@ def lattice_words(lattice: kaldifst.Lattice) -> kaldifst.StdVectorFst:
 
 
 def best_sequences(words: Arcs, count: int) -> list[tuple[list[int], float]]:
-    """The `count` cheapest label sequences of an acyclic deterministic acceptor with their costs (A* on exact costs)."""
+    """The `count` cheapest label sequences of an acyclic deterministic acceptor with their costs (A*)."""
     outgoing: dict[int, list[tuple[int, int, float]]] = {}
     for source, target, label, cost in zip(
         words.source.tolist(), words.target.tolist(), words.ilabel.tolist(), words.cost.tolist(), strict=True

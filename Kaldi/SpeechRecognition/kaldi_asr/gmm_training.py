@@ -106,7 +106,7 @@ def train_monophones(
     cmvn: str = "speaker",
     report: Report = lambda stage, step, values: None,
 ) -> tuple[HmmModel, list[np.ndarray | None]]:
-    """Models of phones without context from sounds and texts alone; and alignments (None: text too long for the sound)."""
+    """Models of phones without context from sounds and texts alone; and alignments (None: more text than sound)."""
     states = monophone_tree(range(1, len(lexicon.phones) + 1))
     frontend = Frontend()
     everything = np.concatenate([frontend(item) for item in corpus.items]).astype(np.float64)

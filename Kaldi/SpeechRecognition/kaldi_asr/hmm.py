@@ -51,6 +51,7 @@ class HmmModel:
     frontend: Frontend
     features: FeatureConfig
     cmvn: str = "speaker"
+    mean: np.ndarray | None = None  # of the training's MFCC, for an utterance of an unknown speaker
 
     def graphs(self, texts: Sequence[Sequence[str]]) -> list[alignment.TextGraph]:
         return [alignment.text_graph(words, self.lexicon, self.tree, self.transitions) for words in texts]
@@ -74,6 +75,8 @@ class HmmModel:
         arrays |= {"triples": self.transitions.triples, "stay": self.transitions.stay}
         if self.frontend.matrix is not None:
             arrays["frontend"] = np.ascontiguousarray(self.frontend.matrix)
+        if self.mean is not None:
+            arrays["mean"] = np.asarray(self.mean, np.float64)
         with atomic_path(folder / "model.safetensors") as temporary:
             save_file(arrays, temporary)
         values: dict[str, Any] = {
@@ -103,4 +106,5 @@ class HmmModel:
             Frontend(arrays.get("frontend"), values["context"]),
             FeatureConfig.from_dict(values["features"]),
             values["cmvn"],
+            arrays.get("mean"),
         )

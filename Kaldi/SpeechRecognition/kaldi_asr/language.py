@@ -35,7 +35,7 @@ MEASURES = "second seconds minute minutes hour hours day days week weeks month m
 
 @dataclass(frozen=True)
 class LanguageOptions:
-    """`order` of the task's own n-grams and `background_order` of English; words seen less than `least` are left out."""
+    """`order` of the task's own n-grams, `background_order` of English; words seen less than `least` are left out."""
 
     order: int = 3
     background_order: int = 2

@@ -119,7 +119,7 @@ class Lexicon:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Lexicon:
-        """Read lexicon.txt and the lists of phones of a folder; they decide all numbers. ValueError names file and line."""
+        """Read lexicon.txt and the lists of phones of a folder; they decide all numbers. ValueError: file, line."""
         folder = Path(folder)
         entries = read_lexicon(folder / "lexicon.txt")
         return cls(entries, [SILENCE, NOISE, *(folder / "nonsilence_phones.txt").read_text().split()])
@@ -147,7 +147,7 @@ def build(
     counts: Counter[str] | None = None,
     phones: Sequence[str] = (),
 ) -> tuple[Lexicon, OovReport]:
-    """The lexicon of a vocabulary, at most `variants` pronunciations a word, with guesses where the dictionary is silent.
+    """The lexicon of a vocabulary, at most `variants` pronunciations a word; what the dictionary lacks is guessed.
 
     `counts` are of the running texts, for the report; `phones` those of a model, where there is one.
     """

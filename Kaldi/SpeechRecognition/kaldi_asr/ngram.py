@@ -83,7 +83,7 @@ def count(texts: Iterable[Sequence[str]], order: int, vocabulary: set[str]) -> l
 
 
 def adjusted(counts: Sequence[Counter[Gram]]) -> list[Counter[Gram]]:
-    """Below the highest order: in how many contexts an n-gram was seen, not how often. After <s> only once anything is."""
+    """Below the highest order: in how many contexts an n-gram was seen; those that begin with <s> have none."""
     result = [counts[-1]]
     for size in range(len(counts) - 1, 0, -1):
         found = Counter(gram[1:] for gram in counts[size])
@@ -219,7 +219,7 @@ def write_arpa(model: NgramModel, path: str | os.PathLike[str]) -> None:
 
 
 def read_arpa(path: str | os.PathLike[str]) -> NgramModel:
-    """ValueError names file and line of what is no ARPA format, and a section whose length is not what its head says."""
+    """ValueError names file and line of what is no ARPA format, and a section that is not as long as its head says."""
     path = Path(path)
     probs: list[dict[Gram, float]] = []
     backoffs: dict[Gram, float] = {}

@@ -78,6 +78,6 @@ def mllt(mixtures: Mixtures, frames: np.ndarray, pdfs: np.ndarray) -> np.ndarray
 
 
 def turned(mixtures: Mixtures, matrix: np.ndarray) -> Mixtures:
-    """The mixtures in the new space; variances are those of the turned diagonal covariances, until the next estimate."""
+    """The mixtures in the new space, with the diagonals of the turned covariances, until the next estimate."""
     variances = mixtures.variances @ (matrix**2).T
     return Mixtures(mixtures.offsets, mixtures.weights, mixtures.means @ matrix.T, variances)

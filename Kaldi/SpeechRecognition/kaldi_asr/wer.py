@@ -147,7 +147,7 @@ class Result:
 
 
 def score(references: Mapping[str, Sequence[str]], hypotheses: Mapping[str, Sequence[str]]) -> Result:
-    """Align all. ValueError where a hypothesis has no reference or the other way round: nothing is left out silently."""
+    """Align all. ValueError where a hypothesis has no reference or the other way round: nothing is left out."""
     missing = sorted(references.keys() - hypotheses.keys())
     extra = sorted(hypotheses.keys() - references.keys())
     if missing or extra:

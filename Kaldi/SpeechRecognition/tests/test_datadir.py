@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from dlx.speech import audio
 
+from dlx.speech import audio
 from kaldi_asr import augment, corpora, datadir, prepare
 from kaldi_asr.options import SourceOptions
 from kaldi_asr.words import words_of

@@ -11,7 +11,7 @@ import pytest
 from kaldi_asr import alignment, gmm, gmm_training, hmm, transforms, tree
 from kaldi_asr.features import FeatureConfig
 from kaldi_asr.lexicon import Lexicon
-from kaldi_asr.transitions import TransitionModel, monophone_tree, phone_segments
+from kaldi_asr.transitions import TransitionModel, monophone_tree
 
 
 def some_mixtures(rng, pdfs=4, dim=3):
