@@ -8,11 +8,14 @@ None of the texts that are tested on is ever among them.
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dlx import data
 from dlx.speech import numbers, sentences
+from dlx.speech.sources import WORDNET
 
 from . import ngram
 from .dictionary import Pronunciations
@@ -30,21 +33,35 @@ SIGNS = (
     "dollar|plus|minus|equals|space|underscore|caret|quote|apostrophe|tilde|backtick|pipe|less than|greater than|"
     "exclamation point|question mark|left bracket|right bracket|left parenthesis|right parenthesis"
 ).split("|")
+PIECES = re.compile(r'[;:"()]|--')
+WORD = re.compile(r"[a-z]+(?:'[a-z]+)*")
 MEASURES = "second seconds minute minutes hour hours day days week weeks month months year years dollars cents".split()
 
 
 @dataclass(frozen=True)
 class LanguageOptions:
-    """`order` of the task's own n-grams, `background_order` of English; words seen less than `least` are left out."""
+    """`order` of the task's own n-grams, `background_order` of English; words seen less than `least` times are left out, and
+    n-grams of English seen less than `repeated` times."""
 
     order: int = 3
     background_order: int = 2
-    least: int = 2
+    least: int = 5
+    repeated: int = 2
 
 
 def background(home: str | os.PathLike[str] | None = None) -> list[list[str]]:
-    """The example sentences of WordNet as words: 17,000 texts of English at large."""
-    return [words_of(text) for text in sentences.read_wordnet(home)]
+    """WordNet's definitions and example sentences as words: 316,000 phrases, 1.5 million words of English."""
+    folder = data.prepare(WORDNET, home=home)
+    found = []
+    for kind in sentences.KINDS:
+        for line in (folder / f"data.{kind}").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("  "):
+                continue  # the licence
+            for piece in PIECES.split(line.partition(" | ")[2].lower()):
+                words = WORD.findall(piece)
+                if len(words) > 1:
+                    found.append(words)
+    return found
 
 
 def spoken_forms() -> list[list[str]]:
@@ -73,9 +90,12 @@ def mixed(
     counts = Counter(word for words in english for word in words)
     vocabulary = {word for words in (*own, *forms) for word in words}
     vocabulary |= {word for word, number in counts.items() if number >= options.least and word in dictionary}
+    whole = ngram.estimate(english, options.background_order, vocabulary)
+    seen = ngram.count(english, options.background_order, vocabulary)[1:]
+    kept = [[gram for gram, number in level.items() if number >= options.repeated] for level in seen]
     models = [
         ngram.estimate(own, options.order, vocabulary),
-        ngram.estimate(english, options.background_order, vocabulary),
+        ngram.pruned(whole, kept) if kept else whole,
         ngram.estimate(forms, min(2, options.order), vocabulary),
     ]
     weights = ngram.best_weight(models, tuning)

@@ -25,7 +25,7 @@ class TrainConfig(SourceOptions, TrainOptions):
     )
     order: int = configs.field(3, help="words of the transcripts' n-grams", ge=1, le=5, group="language")
     background_order: int = configs.field(2, help="words of the n-grams of English", ge=1, le=4, group="language")
-    least: int = configs.field(2, help="times that a word of English must occur", ge=1, group="language")
+    least: int = configs.field(5, help="times that a word of English must occur", ge=1, group="language")
     lexicon: str | None = configs.field(None, help="your own lexicon.txt instead of the dictionary", group="language")
     mono_components: int = configs.field(700, help="Gaussians of the monophones", ge=1, group="gmm")
     leaves: int = configs.field(500, help="most pdfs of phones in context", ge=1, group="gmm")
