@@ -21,12 +21,11 @@ import paddle
 
 from dlx import bench
 from dlx import config as configs
-from dlx.record import Record
 from dlx.vision import Preprocessing
 
 from . import fold, framework, predictor, pretrained, quantized_onnx
 from .model import architecture, build
-from .options import CONFIGS, TASK
+from .options import CONFIGS
 from .step import TrainState, train_step
 
 ENGINES = ("eager", *predictor.ENGINES, "onnxruntime", "onnxruntime-int8")
@@ -108,7 +107,7 @@ def measure(config: BenchmarkConfig) -> list[dict[str, Any]]:
     """The rows of the record, which is written."""
     world = framework.join(config.device)
     paddle.seed(config.seed)
-    record = Record.start(TASK, "benchmark", configs.to_dict(config), seed=config.seed)
+    record = framework.start_record("benchmark", config)
     rows: list[dict[str, Any]] = []
     options = {"unit": "images/s", "warmup": config.warmup, "iterations": config.iterations, "mode": "latency"}
 

@@ -2,7 +2,7 @@
 
 What is random reaches the pipeline as its inputs, computed from the sample's draws, so that crops and mirrors are those
 of the Pillow loader; the pixels differ by the two decoders' and resizers' rounding. DALI's own plugin for Paddle wants
-a GPU even for CPU pipelines, so its outputs are taken as arrays. Needs nvidia-dali-cuda130 (requirements-dali.txt).
+a GPU even for CPU pipelines, so its outputs are taken as arrays. Needs nvidia-dali-cuda130 (Linux).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _pipeline(batches: Batches, inputs: Iterator[Any], gpu: bool, threads: int) 
     try:
         from nvidia.dali import Pipeline, fn, types
     except ImportError as error:
-        raise ImportError(f"data_backend dali needs `pip install -r requirements-dali.txt` ({error})") from error
+        raise ImportError(f"data_backend dali-* needs nvidia-dali-cuda130 (Linux), paddle does not: {error}") from error
     device = int(os.environ.get("FLAGS_selected_gpus", "0").split(",")[0]) if gpu else None  # of Paddle's launcher
     pipeline = Pipeline(batches.order.batch_size, threads, device, prefetch_queue_depth=2)
     with pipeline:

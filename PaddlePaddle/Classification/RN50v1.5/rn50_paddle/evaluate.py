@@ -20,7 +20,7 @@ from dlx.runlog import RunLog
 from . import framework, pretrained
 from .data import Order, Split, open_data
 from .loader import Loader
-from .options import CONFIGS, TASK, DataOptions, TrainConfig
+from .options import CONFIGS, DataOptions, TrainConfig
 
 CONFUSION_CLASSES = 100
 
@@ -142,9 +142,7 @@ def measure(config: EvaluateConfig) -> dict[str, Any]:
     split = open_split(config, config.split, found.classes)
     loader = evaluation_loader(config, split, found.preprocessing, world)
     log = RunLog(config.output_dir, enabled=world.is_main)
-    record = Record.start(
-        TASK, "evaluate", configs.to_dict(config), seed=config.seed, data=config.data_identity(), run_id=log.run_id
-    )
+    record = framework.start_record("evaluate", config, data=config.data_identity(), run_id=log.run_id)
     forward = model_forward(found.model, found.preprocessing)
     result = evaluate(forward, log.progress(iter(loader), len(loader)), len(found.classes), world)
     log.log((), {f"val.{key}": value for key, value in result.items() if key != "confusion"})

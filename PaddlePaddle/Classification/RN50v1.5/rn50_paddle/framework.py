@@ -13,6 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dlx import config as configs
+from dlx.record import Record
+
+from .options import TASK
+
 FLAG = "FLAGS_enable_pir_api"
 
 
@@ -36,6 +41,15 @@ def run_with_old_ir(module: str, arguments: Sequence[str]) -> None:
     done = subprocess.run([sys.executable, "-m", module, *arguments], env=os.environ | {FLAG: "0"})
     if done.returncode:
         raise SystemExit(done.returncode)
+
+
+def start_record(verb: str, config: Any, **fields: Any) -> Record:
+    """A run's record, with the version of Paddle in it. `config`: the verb's options, with a seed."""
+    import paddle
+
+    record = Record.start(TASK, verb, configs.to_dict(config), seed=config.seed, **fields)
+    record.fields["versions"]["paddlepaddle"] = paddle.__version__
+    return record
 
 
 @dataclass(frozen=True)

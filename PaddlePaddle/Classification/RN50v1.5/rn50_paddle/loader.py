@@ -7,8 +7,10 @@ for images, labels in loader: ...        # uint8 (N, C, size, size), int64 (N,);
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import paddle
@@ -29,10 +31,16 @@ class _AsDataset(paddle.io.Dataset):
         return self.batches[number]
 
 
+PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent dies
+
+
 def _leave_the_group(worker: int) -> None:
     """A terminal and Paddle's launcher signal whole groups of processes, and the training still needs its loader to end
-    its step. Paddle's own handler of SIGTERM stays: with it a worker ends quietly when the training does."""
+    its step. Paddle's own handler of SIGTERM stays: with it a worker ends quietly when the training does. Where the
+    training is killed, a worker that waits for it would stay and hold what it inherited, the run's lock among it."""
     os.setpgid(0, 0)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import numpy as np
 import paddle
 from paddle import Tensor
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from dlx.vision import Preprocessing
@@ -64,11 +67,14 @@ def read_weights(source: str | Path) -> dict[str, np.ndarray]:
         return checkpoint.load(checkpoint.find(path)).model
     if not path.is_file():
         raise ValueError(f"{source}: no such run, checkpoint or weights file")
-    if path.suffix == ".safetensors":
-        return load_file(path)
-    if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as content:
-            return {key: content[key] for key in content.files}
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as content:
+                return {key: content[key] for key in content.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, SafetensorError) as error:
+        raise ValueError(f"{source}: damaged, or not a {path.suffix} file: {error}") from None
     if path.suffix == ".pdparams":
         return convert.read_pdparams(path)
     raise ValueError(f"{source}: weights are .safetensors, .npz or .pdparams files")
@@ -81,6 +87,7 @@ def start_from(model: ResNet, arch: str, source: str) -> None:
     weights = convert.to_canonical(read_weights(source), arch, shapes)
     if "fc.weight" in weights and weights["fc.weight"].shape != own["fc.weight"].shape:
         weights |= {key: own[key] for key in ("fc.weight", "fc.bias")}
+        print(f"{source}: its head is for another number of classes; the new one starts fresh")
     convert.load_into(model, weights, source)
 
 
@@ -94,11 +101,16 @@ def load(source: str | Path, arch: str | None = None) -> Classifier:
         preprocessing = Preprocessing.from_dict(described["preprocessing"])
         weights, data_format, name = loaded.model, described["data_format"], str(loaded.path)
     else:
+        if not path.is_file():
+            raise ValueError(f"{source}: no such run, checkpoint or weights file")
         if arch is None:
             raise ValueError(f"{source}: say with --arch what these weights are for")
         arrays = read_weights(path)
         shapes = {key: tuple(v.shape) for key, v in build(arch).state_dict().items() if not key.startswith("fc.")}
         weights = convert.to_canonical(arrays, arch, shapes | _head_shapes(arrays))
+        needed = [key for key in ("conv1.weight", "fc.weight", "fc.bias") if key not in weights]
+        if needed:
+            raise ValueError(f"{source}: not the weights of a whole {arch}: missing {', '.join(needed)}")
         classes = [f"class_{number}" for number in range(len(weights["fc.bias"]))]
         channels, size = weights["conv1.weight"].shape[1], architecture(arch).image_size
         statistics = {} if channels == 3 else {"mean": (0.5,), "std": (0.5,)}

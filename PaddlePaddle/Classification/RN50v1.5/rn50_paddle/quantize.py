@@ -17,13 +17,12 @@ import numpy as np
 import paddle
 
 from dlx import config as configs
-from dlx.record import Record
 from dlx.runlog import RunLog
 
 from . import evaluate, fold, framework, pretrained, quantized_onnx, quantizers
 from .data import Order
 from .loader import Loader
-from .options import CONFIGS, TASK, DataOptions, TrainConfig
+from .options import CONFIGS, DataOptions, TrainConfig
 from .step import TrainState, train_step
 
 WORST_DIFFERENCE = 1.0  # points of top-1 between simulation and onnxruntime
@@ -55,8 +54,11 @@ def calibrate(layers: dict[str, quantizers.Quantised], model: Any, loader: Any, 
 
 
 def fine_tune(model: Any, loader: Loader, preprocessing: Any, steps: int, rate: float) -> list[float]:
-    """Train with rounding in the forward pass and a falling rate; the losses."""
+    """Train with rounding in the forward pass and a falling rate; the losses. Weights that are exactly zero stay so:
+    those of a 2:4 sparse model are its pattern."""
     optimizer = paddle.optimizer.Momentum(rate, 0.9, model.parameters())
+    zeros = [(value, value == 0) for value in model.parameters() if value.ndim > 1]
+    pattern = [(value, 1 - zero.astype("float32")) for value, zero in zeros if bool(zero.any())]
     state = TrainState(model, model, optimizer, preprocessing)
     losses: list[float] = []
     for epoch in range(1 + steps // len(loader)):
@@ -66,6 +68,9 @@ def fine_tune(model: Any, loader: Loader, preprocessing: Any, steps: int, rate: 
                 return losses
             optimizer.set_lr(rate * (1 - len(losses) / steps))
             losses.append(float(train_step(state, [batch])))
+            with paddle.no_grad():
+                for value, mask in pattern:
+                    value.set_value(value * mask)
     return losses
 
 
@@ -102,9 +107,7 @@ def quantize(config: QuantizeConfig) -> dict[str, Any]:
         resize=shape.resize or shape.crop, augment=False, workers=config.workers, backend=config.data_backend,
     )  # fmt: skip
     log = RunLog(output)
-    record = Record.start(
-        TASK, "quantize", configs.to_dict(config), seed=config.seed, data=config.data_identity(), run_id=log.run_id
-    )
+    record = framework.start_record("quantize", config, data=config.data_identity(), run_id=log.run_id)
     measuring = evaluate.evaluation_loader(config, val, shape)
 
     def measure(stage: str, forward: Any) -> float:

@@ -26,10 +26,12 @@ from .convert import arrays_of, load_into
 from .data import Order, open_data
 from .loader import Loader
 from .model import architecture, build, count_parameters
-from .options import TASK, TrainConfig
+from .options import TrainConfig
 from .step import TrainState, mixup_weight, train_step
 
 VELOCITY = "_velocity_0"  # Paddle's ending for the momentum of a parameter
+# Options that make another run of one, besides what `Trainer.conditions` computes.
+RECIPE = ("momentum", "nesterov", "weight_decay", "label_smoothing", "mixup", "augmentation", "mask_algo")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -69,6 +71,7 @@ class Trainer:
         if "train" not in splits:
             raise ValueError(f"{config.data_dir or config.data} has no split 'train'")
         train = splits["train"]
+        self.splits = tuple(splits)
         self.classes = train.classes
         size = config.image_size or architecture(config.arch).image_size
         resize = config.resize or pretrained.default_resize(size)
@@ -181,7 +184,8 @@ class Trainer:
         return {
             "arch": config.arch, "classes": self.classes, "global_batch": self.global_batch, "seed": config.seed,
             "total_steps": self.total_steps, "steps_per_epoch": self.steps_per_epoch, "asp": config.asp,
-        }  # fmt: skip
+            "image_size": self.preprocessing.crop, "peak_lr": self.peak_lr, "warmup_steps": self.warmup_steps,
+        } | {key: getattr(config, key) for key in RECIPE}  # fmt: skip
 
     def save(self, store: checkpoint.Checkpoints) -> Path | None:
         self.share_statistics()
@@ -200,7 +204,11 @@ class Trainer:
     def restore(self, loaded: checkpoint.Loaded) -> None:
         """Go on where a checkpoint was. ValueError where this run would be another."""
         before, now = loaded.meta["conditions"], self.conditions()
-        changed = [f"{key} was {before[key]!r:.60} and is {now[key]!r:.60}" for key in now if before[key] != now[key]]
+        changed = [
+            f"{key} was {before[key]!r:.60} and is {value!r:.60}"
+            for key, value in now.items()
+            if key in before and before[key] != value
+        ]
         if changed:
             raise ValueError(
                 f"{loaded.path} is of another run: {'; '.join(changed)} (another --output_dir begins anew)"
@@ -223,10 +231,14 @@ def run(config: TrainConfig) -> dict[str, Any]:
     """Train by a configuration; the record's fields. SystemExit with 128 + signal after a signal, when all is saved."""
     world = framework.join(config.device)
     output = Path(config.output_dir)
-    output.mkdir(parents=True, exist_ok=True)
     if config.precision != "fp32" and not world.on_gpu and world.is_main:
         print(f"precision {config.precision}: Paddle has no AMP on a CPU (it is a no-op there), so this runs in fp32")
     trainer = Trainer(config, world)
+    if world.is_main and "val" not in trainer.splits and config.run_scope == "train_eval":
+        print(f"{config.data_dir or config.data} has no split val, so nothing is evaluated")
+    if world.is_main and config.asp and config.prune_model and not config.init_from:
+        print("asp without --init_from: fresh weights are pruned, and not those of a dense run")
+    output.mkdir(parents=True, exist_ok=True)
     with Stop() as stop:
         if world.is_main:
             with lock(output / ".lock", timeout=1, message=f"{output} is in use by another run"):
@@ -247,9 +259,7 @@ def _run(trainer: Trainer, output: Path, stop: Stop) -> dict[str, Any]:
         raise ValueError(f"{store.directory} holds a run already; --resume none needs another --output_dir")
     loaded = store.newest() if config.resume == "auto" else None
     log = RunLog(output, enabled=world.is_main, tensorboard=config.tensorboard)
-    record = Record.start(
-        TASK, "train", configs.to_dict(config), seed=config.seed, data=config.data_identity(), run_id=log.run_id
-    )
+    record = framework.start_record("train", config, data=config.data_identity(), run_id=log.run_id)
     for name, unit, goal, stage, shown in (
         ("train.loss", "nats", "MINIMIZE", "TRAIN", ":.4f"),
         ("train.throughput", "images/s", "MAXIMIZE", "TRAIN", ":,.0f"),

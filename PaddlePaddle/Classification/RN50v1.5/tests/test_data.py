@@ -135,7 +135,7 @@ def test_worker_processes_change_nothing_and_an_epoch_can_begin_anywhere(folder)
 @pytest.mark.parametrize("train", [True, False])
 def test_dali_gives_the_same_pictures(folder, train):
     if importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None:
-        pytest.skip("needs nvidia-dali-cuda130 (requirements-dali.txt)")
+        pytest.skip("NVIDIA DALI is not installed")
     from rn50_paddle import dali
 
     split = data.read_folder(folder)["train" if train else "val"]

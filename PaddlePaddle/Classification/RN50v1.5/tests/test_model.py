@@ -10,6 +10,7 @@ import numpy as np
 import paddle
 import pytest
 from paddle.vision import models as vision_models
+from safetensors.numpy import save_file
 
 from rn50_paddle import convert, fold, pretrained
 from rn50_paddle.model import ARCHITECTURES, BasicBlock, Bottleneck, architecture, build, count_parameters
@@ -195,6 +196,38 @@ def test_torchvisions_layout_and_back():
     back = convert.to_torchvision(ours)
     del theirs["bn1.num_batches_tracked"]
     assert_same(back, theirs)
+
+
+def test_damaged_and_foreign_weights_are_named(tmp_path):
+    weights = convert.arrays_of(build("resnet8_small", 10))
+    whole = {"safetensors": tmp_path / "whole.safetensors", "npz": tmp_path / "whole.npz"}
+    save_file(weights, whole["safetensors"])
+    np.savez(whole["npz"], **weights)
+    for kind, path in whole.items():
+        assert_same(pretrained.read_weights(path), weights)
+        for number, content in enumerate((path.read_bytes()[:5000], b"hello", b"")):
+            damaged = tmp_path / f"damaged{number}.{kind}"
+            damaged.write_bytes(content)
+            with pytest.raises(ValueError, match=rf"damaged{number}.{kind}: damaged, or not a .{kind} file"):
+                pretrained.load(damaged, "resnet8_small")
+    save_file(
+        {key: value for key, value in weights.items() if not key.startswith("fc.")}, tmp_path / "body.safetensors"
+    )
+    with pytest.raises(ValueError, match="not the weights of a whole resnet8_small: missing fc.weight, fc.bias"):
+        pretrained.load(tmp_path / "body.safetensors", "resnet8_small")
+    with pytest.raises(ValueError, match="nowhere: no such run"):
+        pretrained.load(tmp_path / "nowhere")
+
+
+def test_a_head_for_other_classes_is_left_fresh_and_said(tmp_path, capsys):
+    weights = convert.arrays_of(build("resnet8_small", 10))
+    save_file(weights, tmp_path / "ten.safetensors")
+    model = build("resnet8_small", 3)
+    head = model.fc.weight.numpy()
+    pretrained.start_from(model, "resnet8_small", str(tmp_path / "ten.safetensors"))
+    np.testing.assert_array_equal(model.fc.weight.numpy(), head)
+    np.testing.assert_array_equal(model.conv1.weight.numpy(), weights["conv1.weight"])
+    assert "another number of classes" in capsys.readouterr().out
 
 
 def test_pdparams_are_read_without_running_them(tmp_path):

@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file
 
-from dlx import record, runlog
+from dlx import files, record, runlog
 from rn50_paddle import checkpoint, options, step, train, trainer
 from rn50_paddle.convert import arrays_of
 from rn50_paddle.framework import World
@@ -161,6 +161,7 @@ def test_a_run_is_logged_recorded_and_reported(whole):
     assert "val.top1" in (folder / "report.html").read_text()
     assert record.load(folder).value("val.best_top1") >= record.load(folder).value("val.top1")
     assert len(list((folder / "samples").glob("*.png"))) == 8
+    assert fields["versions"]["paddlepaddle"] == paddle.__version__
 
 
 def test_a_stopped_run_goes_on_exactly(whole, tmp_path, monkeypatch):
@@ -241,6 +242,15 @@ def test_the_best_and_the_newest_are_kept(tmp_path):
 def test_a_resumed_run_must_be_the_same(whole):
     with pytest.raises(ValueError, match="seed was 1 and is 2"):
         train.main([*SMALL, "--seed", "2", "--output_dir", str(whole[0])])
+    before = (whole[0] / "record.json").read_bytes()
+    for key, value, shown in (
+        ("lr", "0.01", "peak_lr was 0.05 and is 0.01"), ("mixup", "0", "mixup was 0.2 and is 0.0"),
+        ("weight_decay", "0.1", "weight_decay was"), ("label_smoothing", "0", "label_smoothing was 0.1 and is 0.0"),
+        ("image_size", "32", "image_size was 28 and is 32"), ("warmup_epochs", "1", "warmup_steps was 2 and is 4"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=shown):
+            train.main([*SMALL, f"--{key}", value, "--output_dir", str(whole[0])])
+    assert (whole[0] / "record.json").read_bytes() == before
     with pytest.raises(ValueError, match="holds a run already"):
         train.main([*SMALL, "--resume", "none", "--output_dir", str(whole[0])])
 
@@ -280,6 +290,21 @@ def test_a_users_own_pictures(tmp_path):
     assert fields["metrics"]["val.samples"]["value"] == 6 and fields["metrics"]["val.top1"]["value"] == 100
     assert newest(tmp_path / "run").meta["model"]["classes"] == ["black", "white"]
     assert fields["data"] == {}
+
+
+def test_without_a_val_split_the_run_says_that_it_is_not_evaluated(tmp_path, capsys):
+    for name in ("a", "b"):
+        (tmp_path / "data/train" / name).mkdir(parents=True)
+        for number in range(4):
+            Image.new("RGB", (32, 32)).save(tmp_path / "data/train" / name / f"{number}.png")
+    fields = train.main([
+        *SMALL, "--data_dir", str(tmp_path / "data"), "--batch_size", "8", "--epochs", "1", "--workers", "0",
+        "--output_dir", str(tmp_path / "run"),
+    ])  # fmt: skip
+    assert fields["status"] == "finished" and "no split val" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="no such data folder"):
+        train.main([*SMALL, "--data_dir", str(tmp_path / "nowhere"), "--output_dir", str(tmp_path / "other")])
+    assert not (tmp_path / "other").exists()  # what could not begin leaves no empty folder
 
 
 def test_amp_on_a_cpu_is_said_to_be_none(tmp_path, capsys):
@@ -325,6 +350,21 @@ def test_two_processes_are_one_with_merged_gradients(tmp_path, sparse):
     start = arrays_of(small_trainer().state.model)
     assert np.abs(two.model["conv1.weight"] - start["conv1.weight"]).max() > 1e-3  # it did train
     assert record.load(tmp_path / "two").value("val.samples") == 8
+
+
+def test_a_killed_run_leaves_no_workers_that_hold_its_folder(tmp_path):
+    """The loader's workers are in groups of their own; one that waits for its dead parent would keep the run's lock."""
+    arguments = [*SMALL, "--num_samples", "6400", "--workers", "2", "--output_dir", str(tmp_path)]
+    process = subprocess.Popen([sys.executable, "-m", "rn50_paddle.train", *arguments], stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and "train.loss" not in log_text(tmp_path):
+        time.sleep(0.05)
+    with pytest.raises(TimeoutError), files.lock(tmp_path / ".lock", timeout=0):
+        pass
+    process.kill()
+    process.wait(timeout=10)
+    with files.lock(tmp_path / ".lock", timeout=5):
+        pass
 
 
 def test_two_processes_stop_together_and_go_on(tmp_path):
