@@ -51,7 +51,7 @@ class Scorer(nn.Module):
 
 
 def export_network(network: Tdnn, path: Path, metadata: dict[str, Any]) -> float:
-    """Write the ONNX file; returns the largest difference from the network, over several shapes. ParityError if much."""
+    """Write the ONNX file; returns its largest difference from the network over some shapes. ParityError if much."""
     scorer, context = Scorer(network).eval(), network.config.context
     batch, frames = torch.export.Dim("batch", min=1), torch.export.Dim("frames", min=2 * context + 1)
     example = torch.randn(2, 2 * context + 20, network.config.num_features)

@@ -7,6 +7,7 @@ None of the texts that are tested on is ever among them.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections import Counter
@@ -33,6 +34,7 @@ SIGNS = (
     "dollar|plus|minus|equals|space|underscore|caret|quote|apostrophe|tilde|backtick|pipe|less than|greater than|"
     "exclamation point|question mark|left bracket|right bracket|left parenthesis|right parenthesis"
 ).split("|")
+FOLDS = 5
 PIECES = re.compile(r'[;:"()]|--')
 WORD = re.compile(r"[a-z]+(?:'[a-z]+)*")
 MEASURES = "second seconds minute minutes hour hours day days week weeks month months year years dollars cents".split()
@@ -40,8 +42,8 @@ MEASURES = "second seconds minute minutes hour hours day days week weeks month m
 
 @dataclass(frozen=True)
 class LanguageOptions:
-    """`order` of the task's own n-grams, `background_order` of English; words seen less than `least` times are left out, and
-    n-grams of English seen less than `repeated` times."""
+    """`order` of the task's own n-grams, `background_order` of English; words seen less than `least` times are left
+    out, and n-grams of English seen less than `repeated` times."""
 
     order: int = 3
     background_order: int = 2
@@ -74,6 +76,25 @@ def spoken_forms() -> list[list[str]]:
     return [words_of(text) for text in found]
 
 
+def deleted_weights(
+    own: Texts, others: Sequence[ngram.NgramModel], order: int, vocabulary: set[str], folds: int = FOLDS
+) -> list[float]:
+    """Weights of the task's own model and the others that fit texts the own model has not seen (deleted interpolation).
+
+    Each fold of the different texts is scored by a model of the other folds.
+    """
+    place = {text: number % folds for number, text in enumerate(sorted({tuple(words) for words in own}))}
+    streams: list[list[float]] = [[] for _ in range(1 + len(others))]
+    for fold in range(folds):
+        held = [words for words in own if place[tuple(words)] == fold]
+        rest = [words for words in own if place[tuple(words)] != fold]
+        if held and rest:
+            models = [ngram.estimate(rest, order, vocabulary), *others]
+            for stream, model in zip(streams, models, strict=True):
+                stream += [math.exp(score) for words in held for score in model.sentence(words)]
+    return ngram.stream_weights(streams) if streams[0] else [1 / len(streams)] * len(streams)
+
+
 def mixed(
     own: Texts,
     tuning: Texts,
@@ -81,7 +102,7 @@ def mixed(
     options: LanguageOptions = LanguageOptions(),
     home: str | os.PathLike[str] | None = None,
 ) -> tuple[ngram.NgramModel, dict[str, float]]:
-    """The task's own model, one of English and one of spoken forms, weighed for the likelihood of `tuning`.
+    """The task's own model, one of English and one of spoken forms, mixed; `tuning` texts only measure.
 
     The vocabulary is what `own` and the spoken forms have, and what is frequent enough in English and in the
     dictionary. Also returns the weights and perplexities.
@@ -93,15 +114,12 @@ def mixed(
     whole = ngram.estimate(english, options.background_order, vocabulary)
     seen = ngram.count(english, options.background_order, vocabulary)[1:]
     kept = [[gram for gram, number in level.items() if number >= options.repeated] for level in seen]
-    models = [
-        ngram.estimate(own, options.order, vocabulary),
+    others = [
         ngram.pruned(whole, kept) if kept else whole,
         ngram.estimate(forms, min(2, options.order), vocabulary),
     ]
-    weights = ngram.best_weight(models, tuning)
-    # No part may vanish: tuning texts are few, and words that only one part knows would be lost.
-    weights = [max(weight, 0.05) for weight in weights]
-    weights = [weight / sum(weights) for weight in weights]
+    weights = deleted_weights(own, others, options.order, vocabulary)
+    models = [ngram.estimate(own, options.order, vocabulary), *others]
     model = ngram.interpolate(models, weights)
     measures = {"own": weights[0], "english": weights[1], "forms": weights[2]}
     return model, measures | {"perplexity": model.perplexity(tuning), "vocabulary": float(len(vocabulary))}

@@ -190,10 +190,14 @@ def interpolate(models: Sequence[NgramModel], weights: Sequence[float]) -> Ngram
 
 def best_weight(models: Sequence[NgramModel], texts: Sequence[Sequence[str]], passes: int = 30) -> list[float]:
     """Interpolation weights of greatest likelihood of `texts`, by EM."""
-    streams = [[math.exp(s) for words in texts for s in model.sentence(words)] for model in models]
-    weights = [1 / len(models)] * len(models)
+    return stream_weights([[math.exp(s) for words in texts for s in model.sentence(words)] for model in models], passes)
+
+
+def stream_weights(streams: Sequence[Sequence[float]], passes: int = 30) -> list[float]:
+    """The same from what each model gives the same words: probabilities, one list for each model."""
+    weights = [1 / len(streams)] * len(streams)
     for _ in range(passes):
-        shares = [0.0] * len(models)
+        shares = [0.0] * len(streams)
         for values in zip(*streams, strict=True):
             total = sum(w * v for w, v in zip(weights, values, strict=True))
             for place, value in enumerate(values):

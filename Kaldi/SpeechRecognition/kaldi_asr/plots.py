@@ -62,7 +62,8 @@ def draw_lattice(path: Path, arcs: Arcs, names: Sequence[str], most: int = 60) -
             backward[state] = min(backward[state], arcs.cost[arc] + backward[arcs.target[arc]])
     through = forward[arcs.source] + arcs.cost + backward[arcs.target] - backward[0]
     shown = np.argsort(through, kind="stable")[:most]
-    used = sorted({0, *arcs.source[shown].tolist(), *arcs.target[shown].tolist()})
+    ends = np.stack([arcs.source[shown], arcs.target[shown]], 1).reshape(-1)
+    used = list(dict.fromkeys([0, *ends.tolist()]))  # those of the best path first: they lie on the middle line
     rows: dict[int, int] = {}
     place = {}
     for state in used:

@@ -6,9 +6,9 @@ import json
 
 import numpy as np
 import pytest
+
 from dlx.record import load
 from dlx.speech import audio
-
 from kaldi_asr import evaluate, export, infer, train
 from kaldi_asr.recipe import TrainConfig
 from kaldi_asr.recogniser import Recogniser

@@ -71,8 +71,9 @@ def inference_calls(config: BenchmarkConfig, found: pretrained.Classifier, folde
     calls: dict[str, Any] = {}
     for engine in config.engines:
         if engine == "eager":
+            eager_model = fold.fold(found.model, found.arch, found.model.data_format)
 
-            def eager(images: np.ndarray) -> np.ndarray:
+            def eager(images: np.ndarray, model: Any = eager_model) -> np.ndarray:
                 with paddle.no_grad():
                     return model(paddle.to_tensor(images)).numpy()
 
@@ -105,6 +106,8 @@ def fresh(config: BenchmarkConfig) -> pretrained.Classifier:
 
 def measure(config: BenchmarkConfig) -> list[dict[str, Any]]:
     """The rows of the record, which is written."""
+    if config.mode == "training" and config.checkpoint:
+        raise ValueError("mode training measures fresh weights of --arch; --checkpoint is for inference")
     world = framework.join(config.device)
     paddle.seed(config.seed)
     record = framework.start_record("benchmark", config)

@@ -60,7 +60,7 @@ def export(found: pretrained.Classifier, formats: list[str], output: Path) -> di
         target = output / ("paddle" if kind == "paddle" else "model.onnx")
         try:
             if kind == "paddle":
-                predictor.save(model, found.describe(), target)
+                predictor.save(model, found.describe() | {"data_format": model.data_format}, target)
                 run = predictor.Predictor(target)
             else:
                 quantized_onnx.float_onnx(model, shape.channels, shape.crop, target)

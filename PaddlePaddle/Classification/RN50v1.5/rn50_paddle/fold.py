@@ -25,9 +25,10 @@ def _folded(conv: nn.Conv2D, norm: nn.BatchNorm2D) -> nn.Conv2D:
     return made
 
 
-def fold(model: ResNet, arch: str) -> ResNet:
-    """A copy in evaluation mode without norms (they are `Identity`), for pictures of the same kind."""
-    copy = build(arch, model.num_classes, in_channels=model.in_channels, data_format=model.data_format)
+def fold(model: ResNet, arch: str, data_format: str = "NCHW") -> ResNet:
+    """A copy in evaluation mode without norms (they are `Identity`), for pictures of the same kind. Neither oneDNN nor
+    paddle2onnx take a model that is NHWC inside; weights are the same in either layout."""
+    copy = build(arch, model.num_classes, in_channels=model.in_channels, data_format=data_format)
     for key, value in copy.state_dict().items():
         value.set_value(model.state_dict()[key].numpy())
     pairs = [(copy, "conv1", "bn1")]

@@ -54,6 +54,8 @@ class Loader:
     ) -> None:  # fmt: skip
         if backend != "paddle" and not isinstance(split, Pictures):
             raise ValueError(f"data_backend {backend} reads picture files; {split.name} has none: use paddle")
+        if backend == "dali-gpu" and not paddle.get_device().startswith("gpu"):
+            raise ValueError(f"data_backend dali-gpu needs a GPU, this runs on {paddle.get_device()}: use dali-cpu")
         if resize < size:
             raise ValueError(f"resize {resize} is smaller than image_size {size}")
         self.split, self.order, self.size, self.resize, self.augment = split, order, size, resize, augment

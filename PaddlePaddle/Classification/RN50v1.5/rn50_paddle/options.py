@@ -73,7 +73,9 @@ class TrainConfig(DataOptions):
     scale_loss: float = configs.field(128.0, help="first loss scale of fp16", gt=0, group="precision")
     use_dynamic_loss_scaling: bool = configs.field(True, help="of fp16", group="precision")
     asp: bool = configs.field(False, help="keep 2:4 sparsity masks while training", group="sparsity")
-    prune_model: bool = configs.field(True, help="with asp: prune the first weights", group="sparsity")
+    prune_model: bool = configs.field(
+        True, help="with asp: prune; false: keep the zeros of init_from", group="sparsity"
+    )
     mask_algo: Literal["mask_1d", "mask_2d_greedy", "mask_2d_best"] = configs.field("mask_1d", group="sparsity")
     output_dir: str = configs.field("runs/paddle", help="folder of this run")
     resume: Literal["auto", "none"] = configs.field(

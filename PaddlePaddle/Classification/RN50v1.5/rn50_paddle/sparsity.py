@@ -64,12 +64,21 @@ def prune(model: nn.Layer, optimizer: Any, mask_algo: str) -> None:
     asp.prune_model(model, n=2, m=4, mask_algo=mask_algo, with_mask=True)
     if mask_algo != "mask_2d_best":
         return
-    state = optimizer.state_dict()
+    state = optimizer.state_dict()  # its masks are those that the steps use; set_state_dict wants the momentum, too
     for name in masks(model, optimizer):
         mask = best_mask(dense[name])
         values[name].set_value(dense[name] * mask)
-        state[values[name].name + MASK] = paddle.to_tensor(mask)
-    optimizer.set_state_dict(state)
+        state[values[name].name + MASK].set_value(mask)
+
+
+def adopt(model: nn.Layer, optimizer: Any) -> None:
+    """Set the masks of weights that are 2:4 sparse already; ValueError names those that are not."""
+    values = dict(model.named_parameters())
+    before = {name: value.numpy().copy() for name, value in values.items() if value.ndim > 1}
+    prune(model, optimizer, "mask_1d")  # of two that are not zero in four it takes both
+    dense = [name for name in masks(model, optimizer) if not np.array_equal(values[name].numpy(), before[name])]
+    if dense:
+        raise ValueError(f"prune_model false: {len(dense)} layers of these weights are not 2:4 sparse: {dense[:3]}...")
 
 
 def best_mask(weight: np.ndarray) -> np.ndarray:

@@ -116,6 +116,8 @@ class Trainer:
             optimizer = sparsity.decorate(optimizer, parameters)
             if config.prune_model:
                 sparsity.prune(model, optimizer, config.mask_algo)
+            else:
+                sparsity.adopt(model, optimizer)
             self.masked = list(sparsity.masks(model, optimizer))
         forward: Any = paddle.jit.to_static(model, full_graph=True) if config.to_static else model
         if world.size > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 import numpy as np
+import paddle
 import pytest
 from PIL import Image
 
@@ -157,6 +158,9 @@ def test_dali_refuses_what_it_would_decode_otherwise(folder):
     split.plain[2] = False
     with pytest.raises(DataError, match="2.jpg"):
         next(dali.batches(batches_of(split, False), gpu=False, threads=1))
+    if not paddle.is_compiled_with_cuda():
+        with pytest.raises(ValueError, match="dali-gpu needs a GPU, this runs on cpu"):
+            Loader(split, Order(6, 3, True), size=8, resize=8, augment=False, backend="dali-gpu")
     with pytest.raises(ValueError, match="reads picture files"):
         Loader(data.Synthetic("train", ["a", "b"], 9), Order(9, 3, True), size=8, resize=8, augment=False,
                backend="dali-cpu")  # fmt: skip

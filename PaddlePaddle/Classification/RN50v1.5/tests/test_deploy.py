@@ -11,7 +11,20 @@ import pytest
 from PIL import Image
 
 from dlx import record
-from rn50_paddle import benchmark, checkpoint, evaluate, export, fold, infer, predictor, prepare, pretrained, quickstart
+from rn50_paddle import (
+    benchmark,
+    checkpoint,
+    evaluate,
+    export,
+    fold,
+    infer,
+    predictor,
+    prepare,
+    pretrained,
+    quantize,
+    quickstart,
+    train,
+)  # fmt: skip
 
 SMALL = ["--data", "synthetic", "--num_classes", "4", "--num_samples", "64", "--batch_size", "16"]
 
@@ -49,6 +62,26 @@ def test_exports_compute_what_the_model_does(run, exported):
         for batch in (5, 2):
             np.testing.assert_allclose(run_engine(images[:batch]), expected[:batch], rtol=1e-3, atol=1e-4)
     assert run_engine.classes == found.classes and run_engine.preprocessing == found.preprocessing
+
+
+def test_a_model_that_is_nhwc_inside_is_exported_and_measured(tmp_path):
+    """As the recipe resnet50 trains it; neither oneDNN nor paddle2onnx take the layout."""
+    arguments = [*SMALL, "--arch", "resnet8_small", "--data_layout", "NHWC", "--max_steps", "1"]
+    train.main([*arguments, "--output_dir", str(tmp_path / "run")])
+    differences = export.main(["--checkpoint", str(tmp_path / "run"), "--output_dir", str(tmp_path / "out")])
+    assert differences.keys() == {"paddle", "onnx"} and max(differences.values()) < 1e-4
+    quantize.main([
+        *SMALL, "--checkpoint", str(tmp_path / "run"), "--calibration_batches", "1", "--steps", "1",
+        "--output_dir", str(tmp_path / "int8"),
+    ])  # fmt: skip
+    assert (tmp_path / "int8/model_int8.onnx").is_file()
+    rows = benchmark.main([
+        "--checkpoint", str(tmp_path / "run"), "--batch_sizes", "[1]", "--warmup", "1", "--iterations", "2",
+        "--output", str(tmp_path / "bench.json"),
+    ])  # fmt: skip
+    assert len(rows) == 3
+    with pytest.raises(ValueError, match="mode training measures fresh weights"):
+        benchmark.main(["--mode", "training", "--checkpoint", str(tmp_path / "run"), "--output", "unused.json"])
 
 
 def test_an_export_with_other_numbers_is_refused(run, tmp_path, monkeypatch):

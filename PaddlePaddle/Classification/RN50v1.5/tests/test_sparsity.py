@@ -30,7 +30,7 @@ paddle.seed(1)
 model = build("resnet8_small", 12)
 dense = arrays_of(model)
 trained = [value for value in model.parameters() if not value.stop_gradient]
-optimizer = sparsity.decorate(paddle.optimizer.SGD(0.1, trained), trained)
+optimizer = sparsity.decorate(paddle.optimizer.Momentum(0.1, 0.9, trained), trained)
 sparsity.prune(model, optimizer, sys.argv[1])
 masks = sparsity.masks(model, optimizer)
 np.savez(sys.argv[2], **{f"dense/{k}": dense[k] for k in masks}, **{f"sparse/{k}": arrays_of(model)[k] for k in masks})
@@ -114,6 +114,14 @@ def test_the_new_representation_is_refused_and_the_verb_takes_a_process_of_its_o
         assert np.mean(found.model[name] != 0) == density[name] <= 0.5
         assert at_most_two_of_four(directions(found.model[name])[0])
         assert (found.model[name] != 0).any()
+    # Sparse weights are taken as they are, without pruning again; dense ones are not taken for sparse.
+    again = [*SMALL, "--prune_model", "false", "--max_steps", "1", "--output_dir", str(tmp_path / "adopted")]
+    train.main([*again, "--init_from", str(whole)])
+    adopted = checkpoint.load(checkpoint.find(tmp_path / "adopted"))
+    for name in density:
+        mask = adopted.optimizer[f"{name}.asp_mask"]
+        assert not adopted.model[name][mask == 0].any() and mask[found.model[name] != 0].all()
+        assert not np.array_equal(adopted.model[name], found.model[name])
     # A run that begins at the first epoch's checkpoint ends in the same weights, masks included.
     store = checkpoint.Checkpoints(whole / "checkpoints")
     (again := tmp_path / "again/checkpoints").mkdir(parents=True)
@@ -129,6 +137,12 @@ def test_a_failed_process_is_a_failure():
     with pytest.raises(SystemExit) as left:
         train.main([*SMALL, "--asp", "true", "--init_from", "nowhere.npz", "--output_dir", "unused"])
     assert left.value.code == 1
+
+
+def test_dense_weights_are_not_taken_for_sparse(tmp_path):
+    code = PRUNE.split("sparsity.prune")[0] + "sparsity.adopt(model, optimizer)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode and "9 layers of these weights are not 2:4 sparse" in done.stderr
 
 
 def test_lost_masks_are_found():
