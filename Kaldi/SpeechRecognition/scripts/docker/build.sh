@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
-# Build the image dlx/speechrecognition:latest. Options are those of `dlx build`: --engine podman, --tag NAME, --build-arg A=B.
+# Build the image dlx/kaldi_asr:latest. Options are those of `dlx build`: --engine podman, --tag NAME, --build-arg A=B.
 set -euo pipefail
 exec "$(dirname "$0")/../../../../dlx" build Kaldi/SpeechRecognition "$@"

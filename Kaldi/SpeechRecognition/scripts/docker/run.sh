@@ -20,4 +20,4 @@ else
 fi
 if [ -n "${GPUS:-}" ]; then options+=(--gpus "$GPUS"); fi
 if [ -t 0 ] && [ -t 1 ]; then options+=(--interactive --tty); fi
-exec "$engine" run "${options[@]}" "${IMAGE:-dlx/speechrecognition:latest}" "$@"
+exec "$engine" run "${options[@]}" "${IMAGE:-dlx/kaldi_asr:latest}" "$@"
