@@ -15,7 +15,7 @@ from paddle.regularizer import L2Decay
 
 from dlx import config as configs
 from dlx import record as records
-from dlx import report
+from dlx import report, runlog
 from dlx.files import lock
 from dlx.record import Record
 from dlx.runlog import RunLog
@@ -32,6 +32,7 @@ from .step import TrainState, mixup_weight, train_step
 VELOCITY = "_velocity_0"  # Paddle's ending for the momentum of a parameter
 # Options that make another run of one, besides what `Trainer.conditions` computes.
 RECIPE = ("momentum", "nesterov", "weight_decay", "label_smoothing", "mixup", "augmentation", "mask_algo")
+CURVES = ("train.loss", "train.lr", "val.loss", "val.top1", "val.top5", "sparsity.density")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -270,6 +271,7 @@ def _run(trainer: Trainer, output: Path, stop: Stop) -> dict[str, Any]:
         ("sparsity.density", "", None, "TRAIN", ":.4f"),
     ):  # fmt: skip
         log.metadata(name, unit=unit, goal=goal, stage=stage, format=shown)
+    earlier = 0.0  # seconds
     parameters = count_parameters(trainer.state.model)
     log.parameter(
         configs.to_dict(config)
@@ -280,7 +282,7 @@ def _run(trainer: Trainer, output: Path, stop: Stop) -> dict[str, Any]:
         trainer.restore(loaded)
         log.log((), {"resumed_from": str(loaded.path), "step": loaded.step})
         if world.is_main:
-            _continue_curves(record, output, loaded.step)
+            earlier = _take_over(record, output)
     status = _epochs(trainer, log, record, store, stop)
     record.metric("parameters", parameters, "")
     record.metric("steps", trainer.state.step, "")
@@ -288,21 +290,43 @@ def _run(trainer: Trainer, output: Path, stop: Stop) -> dict[str, Any]:
         if status == "finished" and trainer.val_loader is not None:
             trainer.state.model.eval()
             record.attach("samples", samples.predict(trainer, output / "samples"))
-        record.finish(status).save(output)
+        record.finish(status).fields["seconds"] += earlier
+        record.save(output)
         log.log((), {"seconds": record.fields["seconds"], "report": str(report.render(output))})
     log.close()
     return record.fields
 
 
-def _continue_curves(record: Record, output: Path, step: int) -> None:
-    """Take over the curves and results of the run so far, up to the step that goes on."""
+def _take_over(record: Record, output: Path) -> float:
+    """Into the record of a run that goes on: the results so far from the last record, and the curves from the log,
+    which a kill leaves whole. The seconds that the last record counts."""
+    curves: dict[str, dict[int, float]] = {name: {} for name in CURVES}
+    fresh = False
+    for entry in runlog.read(output):
+        place, data = entry.get("step"), entry.get("data")
+        if place == "RUN":
+            fresh = True
+        elif place == [] and "resumed_from" in data:
+            fresh = False
+            for points in curves.values():
+                for late in [at for at in points if at > data["step"]]:
+                    del points[late]
+        elif entry["type"] == "LOG" and isinstance(place, list) and len(place) == 2:
+            for name in CURVES:
+                if fresh:
+                    curves[name].clear()
+                if name in data:
+                    curves[name][place[1]] = data[name]
+            fresh = False
+    record.fields["curve"] = {
+        name: [[at, y] for at, y in sorted(found.items())] for name, found in curves.items() if found
+    }
     if not (output / records.FILE_NAME).is_file():
-        return
+        return 0.0
     before = records.load(output).fields
     record.fields["metrics"].update(before["metrics"])
     record.fields["attachments"].update(before["attachments"])
-    for name, points in before["curve"].items():
-        record.fields["curve"][name] = [point for point in points if point[0] <= step]
+    return before["seconds"] or 0.0
 
 
 def _epochs(trainer: Trainer, log: RunLog, record: Record, store: checkpoint.Checkpoints, stop: Stop) -> str:

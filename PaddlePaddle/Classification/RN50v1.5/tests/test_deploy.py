@@ -71,15 +71,15 @@ def test_a_model_that_is_nhwc_inside_is_exported_and_measured(tmp_path):
     differences = export.main(["--checkpoint", str(tmp_path / "run"), "--output_dir", str(tmp_path / "out")])
     assert differences.keys() == {"paddle", "onnx"} and max(differences.values()) < 1e-4
     quantize.main([
-        *SMALL, "--checkpoint", str(tmp_path / "run"), "--calibration_batches", "1", "--steps", "1",
+        *SMALL, "--checkpoint", str(tmp_path / "run"), "--calibration_batches", "1", "--steps", "0",
         "--output_dir", str(tmp_path / "int8"),
     ])  # fmt: skip
     assert (tmp_path / "int8/model_int8.onnx").is_file()
     rows = benchmark.main([
         "--checkpoint", str(tmp_path / "run"), "--batch_sizes", "[1]", "--warmup", "1", "--iterations", "2",
-        "--output", str(tmp_path / "bench.json"),
+        "--engines", "[eager]", "--output", str(tmp_path / "bench.json"),
     ])  # fmt: skip
-    assert len(rows) == 3
+    assert len(rows) == 1
     with pytest.raises(ValueError, match="mode training measures fresh weights"):
         benchmark.main(["--mode", "training", "--checkpoint", str(tmp_path / "run"), "--output", "unused.json"])
 

@@ -208,6 +208,23 @@ def test_an_evaluation_that_a_kill_prevented_is_made_up_for(whole, tmp_path, mon
         assert fields["metrics"][name] == whole[1]["metrics"][name]
 
 
+def test_a_kill_between_records_takes_nothing_from_the_curves(whole, tmp_path, monkeypatch):
+    original = trainer.train_step
+
+    def killed(state, *arguments):
+        if state.step == 7:
+            raise KeyboardInterrupt
+        return original(state, *arguments)
+
+    monkeypatch.setattr(trainer, "train_step", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train.main([*SMALL, "--save_steps", "1", "--output_dir", str(tmp_path)])
+    assert len(record.load(tmp_path).fields["curve"]["train.loss"]) == 4  # of the first epoch's evaluation
+    monkeypatch.setattr(trainer, "train_step", original)
+    fields = train.main([*SMALL, "--save_steps", "1", "--output_dir", str(tmp_path)])
+    assert fields["curve"] == whole[1]["curve"]
+
+
 def test_a_kill_leaves_whole_checkpoints(whole, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(whole[0], folder)
@@ -262,6 +279,7 @@ def test_a_finished_run_has_nothing_left_to_do(whole, tmp_path):
     assert fields["status"] == "finished" and newest(folder).step == 8
     assert fields["curve"] == whole[1]["curve"]
     assert fields["metrics"] == whole[1]["metrics"]
+    assert fields["seconds"] >= whole[1]["seconds"]  # of all its processes
 
 
 def test_scopes(whole, tmp_path):
