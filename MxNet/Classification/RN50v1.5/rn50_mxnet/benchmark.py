@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,17 @@ def numbers(text: str) -> list[int]:
     return found
 
 
+def at_least(least: int) -> Callable[[str], int]:
+    """A type of whole numbers from ``least`` on."""
+
+    def number(text: str) -> int:
+        if not text.lstrip("-").isdigit() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+        return int(text)
+
+    return number
+
+
 def summarize(speeds: list[float], batch: int) -> dict[str, Any]:
     """Harmonic mean of images/s, and percentiles of the milliseconds that ``batch`` images took in an iteration."""
     if not speeds:
@@ -58,17 +70,17 @@ def counted(entries: list[dict[str, Any]], key: str, warmup: int) -> list[float]
 
 
 def measure(workers: int, batch: int, options: argparse.Namespace, rest: list[str]) -> dict[str, Any]:
-    """One point: run it, read its log. RuntimeError with the run's last lines where it failed."""
+    """One point: run it, read its log. ValueError with the run's last lines where it failed."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable, "-m", "rn50_mxnet.runner", "-n", str(workers), "-b", str(batch), "--",
-            "--mode", options.mode, "--log_every", "1", "--resume", "never", "--output_dir", folder, *rest,
+            "--mode", options.mode, "--log_every", "1", "--resume", "none", "--output_dir", folder, *rest,
             "--num_samples", str(options.iterations * batch * workers),
         ]  # fmt: skip
         command += ["--epochs", str(options.epochs), "--warmup_epochs", "0"] if options.mode == "train" else []
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            raise RuntimeError(f"{workers} workers, batch {batch}: " + "\n".join(done.stderr.splitlines()[-5:]))
+            raise ValueError(f"{workers} workers, batch {batch}: " + "\n".join(done.stderr.splitlines()[-5:]))
         entries = list(runlog.read(Path(folder) / runlog.FILE_NAME))
     speeds = counted(entries, "train.ips" if options.mode == "train" else "pred.ips", options.warmup)
     row = {"mode": options.mode, "workers": workers, "batch_size": batch}
@@ -80,9 +92,9 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(prog="benchmark", description="Speed over workers and batch sizes.")
     found.add_argument("-n", "--workers", type=numbers, default=[1], help="workers, as in 1,2")
     found.add_argument("-b", "--batch_sizes", type=numbers, default=[32], help="images per worker, as in 8,16,32")
-    found.add_argument("-i", "--iterations", type=int, default=20, help="of an epoch")
-    found.add_argument("-e", "--epochs", type=int, default=1, help="of training")
-    found.add_argument("-w", "--warmup", type=int, default=5, help="iterations of an epoch that do not count")
+    found.add_argument("-i", "--iterations", type=at_least(1), default=20, help="of an epoch")
+    found.add_argument("-e", "--epochs", type=at_least(1), default=1, help="of training")
+    found.add_argument("-w", "--warmup", type=at_least(0), default=5, help="iterations of an epoch that do not count")
     found.add_argument("-o", "--output", default="runs/benchmark.json", help="the JSON")
     found.add_argument("--mode", choices=("train", "pred"), default="train", help="training or inference")
     found.add_argument("rest", nargs=argparse.REMAINDER, metavar="-- OPTIONS", help="options of train")

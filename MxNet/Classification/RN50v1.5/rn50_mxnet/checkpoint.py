@@ -1,13 +1,14 @@
 """Checkpoints: written whole or not at all, of plain tensors and JSON, so that reading one runs nobody's code.
 
 A checkpoint is a folder: `model.safetensors` (float32, by PyTorch's names: see `blocks`), `state.json` (architecture,
-classes, preprocessing, and where training was), and in a run's `last` also `trainer.safetensors` (momentum).
+classes, preprocessing, where training was, hashes), and in a run's `last` also `trainer.safetensors` (momentum).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from mxnet.gluon import HybridBlock
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from dlx.files import atomic_path
+from dlx.files import atomic_path, sha256
 from dlx.vision import Preprocessing
 
 from . import registry
@@ -27,6 +28,7 @@ from .data import default_resize
 
 WEIGHTS, TRAINER, STATE = "model.safetensors", "trainer.safetensors", "state.json"
 KEYS = ("arch", "classes", "preprocessing")
+ENDINGS = ("", ".new", ".before")  # of a checkpoint's name: in its place, about to come there, about to go
 
 
 @dataclass
@@ -87,14 +89,29 @@ def save(
     progress: Progress,
     trainer: dict[str, np.ndarray] | None = None,
 ) -> None:
-    """Write a checkpoint folder, replacing one that is there."""
-    with atomic_path(path) as temporary:
+    """Write a checkpoint folder, replacing one that is there; a kill at any moment leaves one that `whole` finds."""
+    for leftover in path.parent.glob(f".{path.name}*.tmp"):  # of a process that was killed while it wrote
+        shutil.rmtree(leftover, ignore_errors=True)
+    fresh, before = (path.with_name(path.name + ending) for ending in ENDINGS[1:])
+    with atomic_path(fresh) as temporary:
         temporary.mkdir()
         save_file({name: np.ascontiguousarray(value) for name, value in weights.items()}, temporary / WEIGHTS)
         if trainer is not None:
             save_file({name: np.ascontiguousarray(value) for name, value in trainer.items()}, temporary / TRAINER)
-        content = described | {"progress": vars(progress)}
+        hashes = {file.name: sha256(file) for file in sorted(temporary.iterdir())}
+        content = described | {"progress": vars(progress), "sha256": hashes}
         (temporary / STATE).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    shutil.rmtree(before, ignore_errors=True)
+    if path.is_dir():  # a folder cannot be renamed over another one
+        path.rename(before)
+    fresh.rename(path)
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def whole(path: Path) -> Path | None:
+    """Where the checkpoint called ``path`` is: there, or where a kill in the middle of a save has left it."""
+    places = (path.with_name(path.name + ending) for ending in ENDINGS)
+    return next((place for place in places if (place / STATE).is_file()), None)
 
 
 def read_tensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
@@ -106,7 +123,7 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """The state.json of a checkpoint folder. ValueError names the key that it lacks."""
+    """The state.json of a checkpoint folder. ValueError names the key that it lacks, or the file that is damaged."""
     try:
         content = json.loads((path / STATE).read_text())
     except (OSError, ValueError) as error:
@@ -114,6 +131,9 @@ def read_state(path: Path) -> dict[str, Any]:
     for key in KEYS:
         if key not in content:
             raise ValueError(f"{path / STATE}: lacks {key!r}")
+    for name, expected in content.get("sha256", {}).items():
+        if (path / name).is_file() and sha256(path / name) != expected:
+            raise ValueError(f"{path / name}: damaged, its SHA-256 is not that of {STATE}")
     return content
 
 
@@ -121,7 +141,7 @@ def find(source: str | os.PathLike[str]) -> Path:
     """The checkpoint that a run's folder (its best, else its last) or a checkpoint's folder stands for."""
     run = Path(source)
     places = [run, *(run / "checkpoints" / name for name in ("best", "last"))]
-    found = [place for place in places if (place / STATE).is_file()]
+    found = [place for place in map(whole, places) if place is not None]
     if not found:
         raise ValueError(f"{run}: no checkpoint here")
     return found[0]

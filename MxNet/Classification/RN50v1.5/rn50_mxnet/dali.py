@@ -27,7 +27,7 @@ def import_dali() -> Any:
         import nvidia.dali.types  # noqa: F401
     except ImportError as error:
         raise ImportError(
-            f"the data backends dali-cpu and dali-gpu need NVIDIA DALI: pip install nvidia-dali-cuda130==2.4.0, or use "
+            f"the data backends dali-cpu and dali-gpu need NVIDIA DALI (nvidia-dali-cuda130, Linux); else use "
             f"--data_backend mxnet ({error})"
         ) from error
     return dali
@@ -80,7 +80,12 @@ class DaliLoader(Loader):
         return pipeline
 
     def epoch(self, number: int, start_batch: int = 0) -> Iterator[Batch]:
-        pipeline = self._pipeline(number)
+        try:
+            pipeline = self._pipeline(number)
+        except RuntimeError as error:
+            if not self.gpu:
+                raise
+            raise ValueError(f"data_backend dali-gpu: DALI can use no GPU here; use dali-cpu ({error})") from None
         for index in range(self.batches):
             images, labels = (np.array(output.as_cpu().as_array()) for output in pipeline.run())
             if index < start_batch:

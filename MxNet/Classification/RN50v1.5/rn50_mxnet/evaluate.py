@@ -22,7 +22,7 @@ from dlx.runlog import RunLog
 
 from . import checkpoint
 from .data import Batch, Dataset
-from .options import CHECKPOINT_HELP, CONFIGS, TASK, DataOptions, context
+from .options import CHECKPOINT_HELP, CONFIGS, TASK, DataOptions, TrainConfig, context
 from .step import normalize
 from .workers import Workers
 
@@ -155,7 +155,11 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
 
 
 def main(args: list[str] | None = None) -> dict[str, Any]:
-    return run(configs.parse(EvaluateConfig, args, configs_dir=CONFIGS, prog="evaluate"))
+    return run(
+        configs.parse(
+            EvaluateConfig, args, configs_dir=CONFIGS, prog="evaluate", recipe=TrainConfig, shared=DataOptions
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -66,6 +66,41 @@ class DataOptions:
         return build_loader(dataset, split, train=train, **options | changed)
 
 
+@dataclass
+class TrainConfig(DataOptions):
+    """Train a classifier (train_val, train), measure it (val) or write its predictions (pred)."""
+
+    mode: Literal["train_val", "train", "val", "pred"] = configs.field("train_val", help="what to do")
+    arch: str = configs.field("resnet50", help="a name of rn50_mxnet.registry", choices=tuple(registry.ARCHITECTURES))
+    checkpoint: str | None = configs.field(
+        None, help=f"for val and pred, and to start training from: {CHECKPOINT_HELP}"
+    )
+    epochs: int = configs.field(90, help="passes over the training pictures", ge=1, group="training")
+    max_steps: int | None = configs.field(None, help="stop after so many steps", ge=1, group="training")
+    lr: float = configs.field(0.256, help="highest learning rate", gt=0, group="training")
+    lr_batch_size: int | None = configs.field(
+        256, help="the global batch that lr is meant for; others scale it; null: none do", ge=1, group="training"
+    )
+    lr_schedule: str = configs.field("cosine", help="after warm-up", choices=("cosine", "constant"), group="training")
+    warmup_epochs: float = configs.field(8.0, help="of linear warm-up", ge=0, group="training")
+    momentum: float = configs.field(0.875, help="of SGD", ge=0, lt=1, group="training")
+    nesterov: bool = configs.field(False, help="Nesterov's momentum", group="training")
+    weight_decay: float = configs.field(2**-15, help="not of norms and biases", ge=0, group="training")
+    label_smoothing: float = configs.field(0.1, help="share spread over all classes", ge=0, lt=1, group="training")
+    mixup: float = configs.field(0.0, help="alpha of mixup; 0 is none", ge=0, group="training")
+    precision: Literal["fp32", "bf16", "fp16"] = configs.field(
+        "fp32", help="bf16: MXNet's AMP; fp16: GPUs only", group="training"
+    )
+    fused: bool = configs.field(True, help="batch norm with its ReLU as one operator (on a CPU)", group="training")
+    kvstore: str = configs.field("local", help="local, or dist_sync under runner", choices=("local", "dist_sync"))
+    resume: Literal["auto", "none"] = configs.field(
+        "auto", help="auto: go on from output_dir's last checkpoint; none: begin anew"
+    )
+    save_steps: int | None = configs.field(None, help="save every so many steps, besides every epoch", ge=1)
+    log_every: int = configs.field(20, help="steps between lines of the log", ge=1)
+    output_dir: str = configs.field("runs/train", help="where log, record and checkpoints go")
+
+
 def context(device: str, local_rank: int = 0) -> mx.Context:
     """The device of a worker. ValueError for a GPU that this MXNet or machine does not have."""
     gpus = mx.context.num_gpus()
@@ -82,6 +117,3 @@ def context(device: str, local_rank: int = 0) -> mx.Context:
             + ("" if built else "; this MXNet is built without CUDA (PyPI's mxnet is; see the README)")
         )
     return mx.gpu(local_rank)
-
-
-Precision = Literal["fp32", "bf16", "fp16"]

@@ -3,13 +3,14 @@
 While a split is being packed, `NAME.rec.partial` grows record by record and `NAME.journal` has a line a picture: its
 place in the shuffled order and the file's size after it, or why it was left out. Whatever lies behind the last line of
 the journal is cut off before packing goes on, so a kill at any byte leaves nothing wrong. Only a finished split gets
-its name.
+its name; its journal goes when all splits are finished, and until then it is not packed again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -32,11 +33,15 @@ JOURNAL_EVERY = 256  # pictures between two moments at which the files are hande
 
 @dataclass(frozen=True)
 class Item:
-    """One picture to pack: ``read`` gives its encoded bytes or raises ValueError where it cannot be decoded."""
+    """One picture to pack: ``read`` gives its encoded bytes or raises ValueError where it cannot be decoded.
+
+    ``stamp`` differs when what is read does: a file's size and time.
+    """
 
     name: str
     label: int
     read: Callable[[], bytes]
+    stamp: str = ""
 
 
 Splits = dict[str, list[Item]]
@@ -90,7 +95,9 @@ def list_folder(folder: Path, resize: int | None, quality: int) -> tuple[list[st
             raise ValueError(f"{folder / name}: no picture of this class")
         for path in paths:
             read = lambda path=path: encode_file(path, resize, quality)  # noqa: E731
-            items.append(Item(str(path.relative_to(folder)), label, read))
+            stat = path.stat()
+            stamp = f"{stat.st_size} {stat.st_mtime_ns}"
+            items.append(Item(str(path.relative_to(folder)), label, read, stamp))
     return classes, items
 
 
@@ -107,6 +114,9 @@ def pack(
         raise ValueError(f"{target}: there is no picture to pack")
     partial, journal = target.with_suffix(".rec.partial"), target.with_suffix(".journal")
     identity = _identity(items, seed, settings)
+    done = _finished(target, journal, identity, len(items))
+    if done is not None:
+        return _packed(done)
     done = _resume(partial, journal, identity)
     order = permutation(seed, 0, len(items))
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -130,20 +140,46 @@ def pack(
                 return None
         os.fsync(records.fileno())
     kept = [line for line in done if "skipped" not in line]
-    skipped = [(line["item"], line["skipped"]) for line in done if "skipped" in line]
     if not kept:
-        raise ValueError(f"{target}: not one of {len(items)} pictures can be read; {skipped[0][0]}: {skipped[0][1]}")
+        first = done[0]
+        raise ValueError(f"{target}: not one of {len(items)} pictures can be read; {first['item']}: {first['skipped']}")
     atomic_write(index_path(target), "".join(f"{line['place']}\t{line['start']}\n" for line in kept))
     os.replace(partial, target)
-    journal.unlink()
-    return Packed(len(kept), skipped)
+    return _packed(done)
+
+
+def _packed(done: list[dict[str, Any]]) -> Packed:
+    skipped = [(line["item"], line["skipped"]) for line in done if "skipped" in line]
+    return Packed(len(done) - len(skipped), skipped)
 
 
 def _identity(items: Sequence[Item], seed: int, settings: dict[str, Any]) -> str:
     digest = hashlib.sha256(json.dumps([seed, settings], sort_keys=True).encode())
     for item in items:
-        digest.update(f"{item.label}\t{item.name}\n".encode())
+        digest.update(f"{item.label}\t{item.name}\t{item.stamp}\n".encode())
     return digest.hexdigest()
+
+
+def _journal(path: Path, identity: str) -> list[dict[str, Any]]:
+    """The lines of a journal of these items in their order; none where it is another's."""
+    lines = path.read_text().split("\n")[:-1]  # what follows the last line break is half a line
+    if not lines or lines[0] != json.dumps({"identity": identity}):
+        return []
+    done = []
+    for line in lines[1:]:
+        entry = json.loads(line)
+        if entry["place"] != len(done):
+            break
+        done.append(entry)
+    return done
+
+
+def _finished(target: Path, journal: Path, identity: str, count: int) -> list[dict[str, Any]] | None:
+    """The journal of a split that was finished before a kill came in another one."""
+    if not target.is_file() or not journal.is_file():
+        return None
+    done = _journal(journal, identity)
+    return done if len(done) == count and done[-1]["end"] == target.stat().st_size else None
 
 
 def _resume(partial: Path, journal: Path, identity: str) -> list[dict[str, Any]]:
@@ -151,13 +187,7 @@ def _resume(partial: Path, journal: Path, identity: str) -> list[dict[str, Any]]
     done: list[dict[str, Any]] = []
     if partial.is_file() and journal.is_file():
         size = partial.stat().st_size
-        lines = journal.read_text().split("\n")[:-1]  # what follows the last line break is half a line
-        if lines and lines[0] == json.dumps({"identity": identity}):
-            for line in lines[1:]:
-                entry = json.loads(line)
-                if entry["place"] != len(done) or entry["end"] > size:
-                    break
-                done.append(entry)
+        done = list(itertools.takewhile(lambda entry: entry["end"] <= size, _journal(journal, identity)))
     if not done:
         partial.unlink(missing_ok=True)
         journal.unlink(missing_ok=True)
@@ -189,4 +219,6 @@ def make(
     content = {"classes": classes, "channels": channels, "seed": seed, "settings": settings, "splits": described}
     content["sha256"] = described["train"]["sha256"]
     atomic_write(folder / META, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    for name in splits:
+        (folder / f"{name}.journal").unlink(missing_ok=True)
     return open_dataset(folder)

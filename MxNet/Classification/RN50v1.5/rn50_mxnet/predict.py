@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mxnet as mx
 
@@ -16,12 +16,9 @@ from dlx.files import atomic_write
 from dlx.runlog import RunLog
 
 from . import checkpoint, evaluate, registry
-from .options import context
+from .options import TrainConfig, context
 from .step import normalize
 from .workers import Workers
-
-if TYPE_CHECKING:
-    from .train import TrainConfig
 
 LONGEST = 1_000_000  # predictions in one file
 

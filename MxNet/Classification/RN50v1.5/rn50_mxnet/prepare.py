@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlx import config as configs
+from dlx.files import lock
 
 from . import packing
 from .data import Dataset, open_dataset
@@ -49,7 +50,9 @@ def main(args: list[str] | None = None) -> Dataset:
             raise ValueError("pictures needs data_dir: the folder to write the RecordIO files into")
         classes, splits = folder_items(config.pictures, config.resize, config.quality)
         settings = {"resize": config.resize, "quality": config.quality}
-        dataset = packing.make(Path(config.data_dir), classes, splits, 3, config.seed, settings)
+        folder = Path(config.data_dir)
+        with lock(folder / ".lock", timeout=1, message=f"{folder} is being written by another process"):
+            dataset = packing.make(folder, classes, splits, 3, config.seed, settings)
     elif config.data_dir is not None:
         dataset = open_dataset(config.data_dir, check=config.check)
     elif config.data == FASHION_MNIST:

@@ -24,7 +24,7 @@ from dlx.record import Record
 
 from . import checkpoint, evaluate
 from .data import Loader
-from .options import CHECKPOINT_HELP, CONFIGS, TASK, DataOptions
+from .options import CHECKPOINT_HELP, CONFIGS, TASK, DataOptions, TrainConfig
 from .step import normalize
 from .workers import Workers
 
@@ -90,7 +90,9 @@ def load_quantized(folder: str | Path) -> HybridBlock:
 
 
 def main(args: list[str] | None = None) -> dict[str, Any]:
-    config = configs.parse(QuantizeConfig, args, configs_dir=CONFIGS, prog="quantize")
+    config = configs.parse(
+        QuantizeConfig, args, configs_dir=CONFIGS, prog="quantize", recipe=TrainConfig, shared=DataOptions
+    )
     dataset = config.open()
     found = checkpoint.load(config.checkpoint, config.arch)
     evaluate.check_classes(found, dataset, config.source())

@@ -3,12 +3,13 @@
     python -m rn50_mxnet.runner -n 2 -b 64 -- --config quickstart --output_dir runs/two
 
 `-n 1` starts `train` itself, without a server. The first worker that fails ends all; Ctrl-C and SIGTERM reach the
-workers, which save and leave. Machines of a cluster: see scripts/slurm.sub.
+workers, which save and leave. Several machines: scripts/slurm.sub.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import signal
 import socket
@@ -24,6 +25,16 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent dies
+_libc = ctypes.CDLL(None)
+
+
+def end_with_parent() -> None:
+    """In a child: a killed runner must not leave servers that wait for ever, nor workers that wait for each other."""
+    if sys.platform == "linux":
+        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def environment(role: str, port: int, workers: int, servers: int) -> dict[str, str]:
@@ -43,14 +54,22 @@ def launch(workers: int, servers: int, arguments: list[str]) -> int:
     if workers == 1:
         return subprocess.run(command).returncode
     port = free_port()
+    # In a session of their own: a terminal or a scheduler signals whole groups of processes, and the workers still need
+    # the server to end their step.
     helping = [
-        subprocess.Popen([sys.executable, "-c", ROLES[role]], env=environment(role, port, workers, servers))
+        subprocess.Popen(
+            [sys.executable, "-c", ROLES[role]], env=environment(role, port, workers, servers), start_new_session=True,
+            preexec_fn=end_with_parent,
+        )
         for role in ["scheduler", *["server"] * servers]
-    ]
+    ]  # fmt: skip
     running = [
-        subprocess.Popen([*command, "--kvstore", "dist_sync"], env=environment("worker", port, workers, servers))
+        subprocess.Popen(
+            [*command, "--kvstore", "dist_sync"], env=environment("worker", port, workers, servers),
+            preexec_fn=end_with_parent,
+        )
         for _ in range(workers)
-    ]
+    ]  # fmt: skip
 
     def forward(number: int, frame: object) -> None:
         for process in running:

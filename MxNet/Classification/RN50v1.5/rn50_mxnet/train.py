@@ -9,25 +9,28 @@ A run that was stopped goes on where it was when the same command is given again
 
 from __future__ import annotations
 
+import contextlib
+import math
 import signal
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import mxnet as mx
 from mxnet.contrib import amp
 
 from dlx import config as configs
+from dlx import record as records
 from dlx import report
+from dlx.files import lock
 from dlx.record import Record
 from dlx.runlog import RunLog
 
 from . import checkpoint, evaluate, predict, registry
 from .blocks import get_weights, set_weights
 from .data import Dataset, Loader
-from .options import CHECKPOINT_HELP, CONFIGS, TASK, DataOptions, Precision, context
+from .options import CONFIGS, TASK, TrainConfig, context
 from .step import (
     TrainState,
     average_statistics,
@@ -53,37 +56,6 @@ FREE = {
     "device",
     "kvstore",
 }
-
-
-@dataclass
-class TrainConfig(DataOptions):
-    """Train a classifier (train_val, train), measure it (val) or write its predictions (pred)."""
-
-    mode: Literal["train_val", "train", "val", "pred"] = configs.field("train_val", help="what to do")
-    arch: str = configs.field("resnet50", help="a name of rn50_mxnet.registry", choices=tuple(registry.ARCHITECTURES))
-    checkpoint: str | None = configs.field(
-        None, help=f"for val and pred, and to start training from: {CHECKPOINT_HELP}"
-    )
-    epochs: int = configs.field(90, help="passes over the training pictures", ge=1, group="training")
-    max_steps: int | None = configs.field(None, help="stop after so many steps", ge=1, group="training")
-    lr: float = configs.field(0.256, help="highest learning rate", gt=0, group="training")
-    lr_batch_size: int | None = configs.field(
-        256, help="the global batch that lr is meant for; others scale it; null: none do", ge=1, group="training"
-    )
-    lr_schedule: str = configs.field("cosine", help="after warm-up", choices=("cosine", "constant"), group="training")
-    warmup_epochs: float = configs.field(8.0, help="of linear warm-up", ge=0, group="training")
-    momentum: float = configs.field(0.875, help="of SGD", ge=0, lt=1, group="training")
-    nesterov: bool = configs.field(False, help="Nesterov's momentum", group="training")
-    weight_decay: float = configs.field(2**-15, help="not of norms and biases", ge=0, group="training")
-    label_smoothing: float = configs.field(0.1, help="share spread over all classes", ge=0, lt=1, group="training")
-    mixup: float = configs.field(0.0, help="alpha of mixup; 0 is none", ge=0, group="training")
-    precision: Precision = configs.field("fp32", help="bf16: MXNet's AMP; fp16: GPUs only", group="training")
-    fused: bool = configs.field(True, help="batch norm with its ReLU as one operator (on a CPU)", group="training")
-    kvstore: str = configs.field("local", help="local, or dist_sync under runner", choices=("local", "dist_sync"))
-    resume: Literal["auto", "never"] = configs.field("auto", help="go on from output_dir's last checkpoint")
-    save_steps: int | None = configs.field(None, help="save every so many steps, besides every epoch", ge=1)
-    log_every: int = configs.field(20, help="steps between lines of the log", ge=1)
-    output_dir: str = configs.field("runs/train", help="where log, record and checkpoints go")
 
 
 class Stopped(SystemExit):
@@ -124,16 +96,20 @@ class Run:
             self.network, trainer, len(self.dataset.classes), self.shape.mean, self.shape.std, config.label_smoothing,
             config.precision, workers.size,
         )  # fmt: skip
-        self.resumed = self.restore()
-        if config.precision == "fp16":
-            amp.init_trainer(trainer)
-        self.network.hybridize(static_alloc=True, static_shape=True)
+        self.resumed = False
         self.signal = 0
+
+    def begin(self) -> None:
+        """Take the state that output_dir or ``checkpoint`` has; then all is ready for a step."""
+        self.resumed = self.restore()
+        if self.config.precision == "fp16":
+            amp.init_trainer(self.state.trainer)
+        self.network.hybridize(static_alloc=True, static_shape=True)
 
     def restore(self) -> bool:
         """Go on from `last` if it is there and wanted, else take the weights of ``checkpoint``."""
-        last = self.folder / "last"
-        if self.config.resume == "auto" and (last / checkpoint.STATE).is_file():
+        last = checkpoint.whole(self.folder / "last")
+        if self.config.resume == "auto" and last is not None:
             content = checkpoint.read_state(last)
             progress = checkpoint.Progress(**content["progress"])
             check_resumable(progress.config, configs.to_dict(self.config), str(last))
@@ -171,7 +147,8 @@ class Run:
         if self.workers.size > 1:
             if self.state.step % self.config.log_every:
                 return 0
-            return int(self.workers.sum([self.signal]).max() and max(self.signal, signal.SIGTERM))
+            told = self.workers.sum([self.signal]).max()  # another worker's, maybe
+            return int(self.signal or signal.SIGTERM) if told else 0
         return self.signal
 
     def train_epoch(self, epoch: int, start: int, log: RunLog, record: Record) -> None:
@@ -196,10 +173,8 @@ class Run:
                     {"train.loss": value, "train.lr": self.state.trainer.learning_rate, "train.ips": speed},
                 )
                 record.curve("train.loss", step, value)
-                if value != value:
-                    raise ValueError(
-                        f"the loss is not a number at step {step} (lr {self.state.trainer.learning_rate:g})"
-                    )
+                if not math.isfinite(value):
+                    raise ValueError(f"the loss is {value} at step {step} (lr {self.state.trainer.learning_rate:g})")
             if config.save_steps and step % config.save_steps == 0 and batch < len(self.loader):
                 self.save("last", epoch, batch)
             number = self.must_stop()
@@ -223,6 +198,8 @@ class Run:
                 result = self.validate(epoch, log, record)
             done = batch >= len(self.loader)
             self.save("last", epoch + done, 0 if done else batch)
+            if self.workers.is_main:
+                record.save(Path(self.config.output_dir))  # what a kill must not take
             start = 0
             number = self.must_stop()
             if number:
@@ -256,7 +233,7 @@ def check_resumable(then: dict[str, Any], now: dict[str, Any], source: str) -> N
     changed = [key for key in now if key not in FREE and key in then and then[key] != now[key]]
     if changed:
         words = ", ".join(f"{key} {then[key]!r} -> {now[key]!r}" for key in changed)
-        raise ValueError(f"{source} was made with other settings ({words}); --resume never or another output_dir")
+        raise ValueError(f"{source} was made with other settings ({words}); --resume none or another output_dir")
 
 
 def run(config: TrainConfig) -> dict[str, Any] | None:
@@ -272,9 +249,23 @@ def run(config: TrainConfig) -> dict[str, Any] | None:
         return predict.run(config)
     workers = Workers(config.kvstore)
     run_ = Run(config, workers)
+    output = Path(config.output_dir)
+    alone: Any = contextlib.nullcontext()
+    if workers.is_main:
+        alone = lock(output / ".lock", timeout=1, message=f"{output} is in use by another run")
+    with alone:
+        run_.begin()
+        return carry_out(run_)
+
+
+def carry_out(run_: Run) -> dict[str, Any] | None:
+    """Train, with log, record and signals; the result of the last evaluation."""
+    config, workers = run_.config, run_.workers
     record = Record.start(
         TASK, "train", configs.to_dict(config), seed=config.seed, data=config.identity(run_.dataset)
     )  # fmt: skip
+    if run_.resumed and workers.is_main:
+        continue_record(record, Path(config.output_dir), run_.state.step)
     log = RunLog(config.output_dir, enabled=workers.is_main, run_id=record.run_id)
     describe(log, config, run_)
     previous = {
@@ -296,6 +287,17 @@ def run(config: TrainConfig) -> dict[str, Any] | None:
         if workers.is_main:
             finish(config, record, result if status == "finished" else None, run_)
     return result
+
+
+def continue_record(record: Record, output: Path, step: int) -> None:
+    """Take over the curves and results of the run so far, up to the step that goes on."""
+    if not (output / records.FILE_NAME).is_file():
+        return
+    before = records.load(output).fields
+    record.fields["metrics"].update(before["metrics"])
+    record.fields["attachments"].update(before["attachments"])
+    for name, points in before["curve"].items():
+        record.fields["curve"][name] = [point for point in points if point[0] <= step]
 
 
 def describe(log: RunLog, config: TrainConfig, run_: Run) -> None:

@@ -52,7 +52,14 @@ def test_a_sweep_writes_one_record(tmp_path, mode):
 
 
 def test_a_point_that_fails_ends_the_sweep(tmp_path):
-    with pytest.raises(RuntimeError, match="1 workers, batch 2: .*"):
+    with pytest.raises(ValueError, match="1 workers, batch 2: .*"):
         benchmark.main(["-b", "2", "-o", str(tmp_path / "x.json"), "--", "--arch", "resnet9"])
     with pytest.raises(SystemExit):
         benchmark.main(["-i", "5", "-w", "5"])
+
+
+@pytest.mark.parametrize(("option", "value"), [("-w", "-1"), ("-e", "0"), ("-i", "x")])
+def test_counts_out_of_range_are_refused(option, value, capsys):
+    with pytest.raises(SystemExit):
+        benchmark.main([option, value])
+    assert f"{value!r} is not a whole number of at least" in capsys.readouterr().err

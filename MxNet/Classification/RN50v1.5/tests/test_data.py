@@ -1,6 +1,7 @@
 """Loaders: the pixels and labels of the file, every picture once, epochs that can be made again."""
 
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -128,3 +129,10 @@ def test_what_cannot_be_is_refused(grey):
         build(grey, "val", backend="hdf5")
     with pytest.raises(ValueError, match="resize 20 is smaller than image_size 28"):
         build(grey, "val", resize=20)
+
+
+@pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="there is a GPU")
+def test_decoding_on_a_gpu_is_refused_where_there_is_none(colour):
+    need_dali("dali-gpu")
+    with pytest.raises(ValueError, match="dali-gpu: DALI can use no GPU here; use dali-cpu"):
+        next(build(colour, "val", backend="dali-gpu", image_size=32).epoch(0))

@@ -1,6 +1,7 @@
 """Ways out of MXNet, int8 and inference: each computes what the trained network does."""
 
 import json
+import shutil
 from pathlib import Path
 
 import mxnet as mx
@@ -129,6 +130,12 @@ def test_damaged_checkpoints_are_named(run, tmp_path):
         checkpoint.load(tmp_path)
     with pytest.raises(ValueError, match="holds a resnet8_small, not a resnet18"):
         checkpoint.load(run, arch="resnet18")
+    shutil.copytree(checkpoint.find(run), tmp_path / "bit")
+    weights = bytearray((tmp_path / "bit" / "model.safetensors").read_bytes())
+    weights[len(weights) // 2] ^= 0x40
+    (tmp_path / "bit" / "model.safetensors").write_bytes(weights)
+    with pytest.raises(ValueError, match="model.safetensors: damaged, its SHA-256 is not that of state.json"):
+        checkpoint.load(tmp_path / "bit")
 
 
 def test_int8(grey, run, tmp_path):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dlx import files
 from rn50_mxnet import data, packing, prepare, recordio
 from rn50_mxnet.recordio import HEADER, MAGIC_BYTES, RecordError
 
@@ -178,7 +179,46 @@ def test_packing_goes_on_where_it_was_killed(tmp_path):
         assert again == whole
         assert target.read_bytes() == (tmp_path / "whole.rec").read_bytes()
         assert recordio.index_path(target).read_text() == (tmp_path / "whole.idx").read_text()
-        assert not target.with_suffix(".journal").exists()
+        # A finished split waits for the others with its journal, and is not packed again.
+        unread = [packing.Item(item.name, item.label, lambda: 1 / 0) for item in items]
+        assert packing.pack(unread, target, seed=3, settings={}) == whole
+
+
+def test_a_kill_in_the_second_split_does_not_cost_the_first(tmp_path, monkeypatch):
+    reads = []
+    splits = {
+        name: [
+            packing.Item(
+                f"{name}{i}", i % 2, lambda i=i: reads.append(i) or packing.encode_array(np.zeros((4, 4), np.uint8))
+            )
+            for i in range(4)
+        ]
+        for name in ("train", "val")
+    }
+    pack = packing.pack
+    monkeypatch.setattr(
+        packing, "pack", lambda items, target, **k: 1 / 0 if target.stem == "val" else pack(items, target, **k)
+    )
+    with pytest.raises(ZeroDivisionError):
+        packing.make(tmp_path, ["a", "b"], splits, 1, 1, {})
+    monkeypatch.undo()
+    assert packing.make(tmp_path, ["a", "b"], splits, 1, 1, {}).counts == {"train": 4, "val": 4}
+    assert len(reads) == 8
+    assert not list(tmp_path.glob("*.journal"))
+
+
+def test_a_picture_that_was_replaced_is_packed_again(tmp_path):
+    pictures = make_pictures(tmp_path / "p", 1)
+    bee = pictures / "train" / "bee" / "0.jpg"
+    good = bee.read_bytes()
+    bee.write_bytes(good[:100])
+    words = ["--pictures", str(pictures), "--data_dir", str(tmp_path / "r")]
+    with pytest.raises(ValueError, match="of class 1 there is no picture"):
+        prepare.main(words)
+    bee.write_bytes(good)
+    assert prepare.main(words).counts == {"train": 2, "val": 2}
+    with files.lock(tmp_path / "r" / ".lock"), pytest.raises(TimeoutError, match="still locked"):
+        prepare.main(words)  # two at once would write into each other's files
 
 
 def test_packing_begins_again_when_its_input_changed(tmp_path):

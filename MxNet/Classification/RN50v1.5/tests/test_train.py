@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,8 +13,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from dlx import record
-from rn50_mxnet import checkpoint, evaluate, quickstart, runner, train
+from dlx import files, record
+from rn50_mxnet import blocks, checkpoint, evaluate, quickstart, registry, runner, train
 
 GOLDEN = Path(__file__).parent / "golden" / "quickstart.json"
 SHORT = {
@@ -61,7 +62,70 @@ def test_resume_in_the_middle_of_an_epoch_is_exact(grey, whole, tmp_path):
     assert checkpoint.read_state(tmp_path / "checkpoints" / "last")["progress"]["batch"] == 2
     train.main(options(grey, tmp_path))
     assert same_weights(tmp_path, whole)
-    assert losses(tmp_path) == {step: loss for step, loss in losses(whole).items() if step > 7}
+    assert losses(tmp_path) == losses(whole)  # the page shows the whole run
+    again, once = (record.load(folder).fields["curve"]["val.top1"] for folder in (tmp_path, whole))
+    assert [point for point in again if point[0] != 7] == once  # it stopped, and was evaluated, at step 7
+
+
+def test_a_finished_run_that_is_begun_again_keeps_its_results(grey, whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "run")
+    assert train.main(options(grey, tmp_path / "run")) is None
+    before, after = (record.load(folder).fields for folder in (whole, tmp_path / "run"))
+    assert after["metrics"] == before["metrics"] and after["curve"] == before["curve"]
+    assert after["attachments"]["confusion"] == before["attachments"]["confusion"]
+
+
+def test_what_a_kill_leaves_of_the_record(grey, tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "finish", lambda *given: None)  # what a kill prevents
+    train.main(options(grey, tmp_path, max_steps=10))
+    assert record.load(tmp_path).fields["status"] == "running" and len(losses(tmp_path)) == 10
+
+
+@pytest.mark.parametrize("kill_at", [1, 2])
+def test_a_kill_in_the_middle_of_a_save_leaves_a_checkpoint(tmp_path, monkeypatch, kill_at):
+    network = registry.build("resnet8_small", 3, 1)
+    described = {"arch": "resnet8_small", "classes": ["a", "b", "c"]}
+    described["preprocessing"] = checkpoint.preprocessing_for("resnet8_small", 1).to_dict()
+    target = tmp_path / "checkpoints" / "last"
+
+    def save(step):
+        weights = blocks.get_weights(network) | {"fc.bias": np.full(3, step, np.float32)}
+        checkpoint.save(target, weights, described, checkpoint.Progress(step=step))
+
+    save(1)
+    renamed, rename = [], Path.rename
+
+    def killed(path, to):
+        renamed.append(path)
+        if len(renamed) == kill_at:
+            raise KeyboardInterrupt
+        return rename(path, to)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Path, "rename", killed)
+        save(2)
+    found = checkpoint.load(tmp_path)
+    assert found.weights["fc.bias"][0] == checkpoint.read_state(Path(found.source))["progress"]["step"] == kill_at
+    (tmp_path / "checkpoints" / ".last.new.abc.tmp").mkdir()  # what a kill in the middle of the writing leaves
+    save(3)
+    assert checkpoint.load(tmp_path).weights["fc.bias"][0] == 3
+    assert [path.name for path in target.parent.iterdir()] == ["last"]
+
+
+def test_two_launchers_do_not_share_a_folder(grey, tmp_path):
+    with files.lock(tmp_path / ".lock"), pytest.raises(TimeoutError, match="still locked by another process"):
+        train.main(options(grey, tmp_path))
+
+
+def test_a_loss_that_is_no_number_ends_the_run(grey, tmp_path, monkeypatch):
+    def step(state, *batch):
+        state.step += 1
+        return mx.nd.array([np.inf])
+
+    monkeypatch.setattr(train, "train_step", step)
+    with pytest.raises(ValueError, match="the loss is inf at step 1"):
+        train.main(options(grey, tmp_path))
+    assert record.load(tmp_path).fields["status"] == "failed"
 
 
 def test_a_signal_saves_and_the_same_command_goes_on(grey, whole, tmp_path):
@@ -82,7 +146,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(grey, whole, tmp_path):
 
 
 def test_other_settings_are_no_continuation(grey, whole):
-    with pytest.raises(ValueError, match=r"other settings \(lr 0.1 -> 0.2\); --resume never"):
+    with pytest.raises(ValueError, match=r"other settings \(lr 0.1 -> 0.2\); --resume none"):
         train.main(options(grey, whole, lr=0.2))
 
 
@@ -101,7 +165,8 @@ def test_validation_without_weights_is_refused(grey, tmp_path):
 def test_val_and_pred_use_the_weights(grey, whole, tmp_path):
     result = train.main(options(grey, tmp_path / "val", mode="val", checkpoint=whole))
     assert result["top1"] > 90 and result["samples"] == 23
-    assert evaluate.main(["--checkpoint", str(whole), "--data_dir", str(grey.folder), "--output_dir", str(tmp_path)])
+    again = ["--config", "quickstart", "--checkpoint", str(whole), "--data_dir", str(grey.folder)]
+    assert evaluate.main([*again, "--output_dir", str(tmp_path)])["confusion"] == result["confusion"]
     content = train.main(options(grey, tmp_path / "pred", mode="pred", checkpoint=whole))
     stored = json.loads((tmp_path / "pred" / "predictions.json").read_text())
     assert stored == content and len(stored["predictions"]) == 23
@@ -159,6 +224,70 @@ def test_a_worker_that_fails_ends_the_run(grey, tmp_path):
     assert runner.main(["-n", "2", "--", *options(grey, tmp_path, arch="resnet8_small", batch_size=1000)]) != 0
     with pytest.raises(SystemExit):
         runner.main(["-n", "0"])
+
+
+def start_two_workers(grey, output):
+    """The runner in a process group of its own, when the workers have begun to train."""
+    words = options(grey, output, batch_size=4, epochs=2000)
+    command = [sys.executable, "-m", "rn50_mxnet.runner", "-n", "2", "--", *words]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
+    log, deadline = output / "dllogger.json", time.monotonic() + 60
+    while time.monotonic() < deadline and not (log.exists() and '"step": [1, ' in log.read_text()):
+        time.sleep(0.05)
+    return process
+
+
+def test_a_signal_to_the_whole_group_stops_two_workers(grey, tmp_path):
+    """As a closed terminal sends it: workers end their step, for which they need the server, save and leave."""
+    process = start_two_workers(grey, tmp_path)
+    os.killpg(process.pid, signal.SIGHUP)
+    try:
+        assert process.wait(20) == 128 + signal.SIGHUP
+    finally:
+        process.kill()
+    assert checkpoint.read_state(tmp_path / "checkpoints" / "last")["progress"]["step"] >= 5
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_nothing_is_left_of_a_killed_runner(grey, tmp_path):
+    process = start_two_workers(grey, tmp_path)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.kill()
+    process.wait()
+    assert len(children) == 4
+    deadline = time.monotonic() + 10
+    alive = children
+    while alive and time.monotonic() < deadline:
+        alive = [child for child in alive if is_running(child)]
+        time.sleep(0.05)
+    for child in alive:
+        os.kill(int(child), signal.SIGKILL)
+    assert not alive
+
+
+def is_running(child):
+    try:
+        return Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_the_job_script_starts_workers_and_a_server(grey, tmp_path):
+    """scripts/slurm.sub with stand-ins for Slurm's commands that start two tasks on this machine."""
+    stand_ins = {
+        "scontrol": "echo localhost",
+        "srun": 'shift; for i in 1 2; do "$@" & p="$p $!"; done; for i in $p; do wait $i; done',
+    }
+    for name, text in stand_ins.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    script = Path(__file__).parent.parent / "scripts" / "slurm.sub"
+    slurm = {"SLURM_SUBMIT_DIR": str(script.parent), "SLURM_JOB_NODELIST": "localhost", "SLURM_NTASKS": "2"}
+    others = {"PYTHON": sys.executable, "PORT": str(runner.free_port()), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    words = options(grey, tmp_path / "run", batch_size=4, max_steps=6)
+    subprocess.run(["bash", str(script), *words], check=True, env=os.environ | slurm | others, timeout=60)
+    found = record.load(tmp_path / "run")
+    assert found.value("workers") == 2 and found.value("train.steps") == 6
 
 
 def test_bf16_trains(grey, whole, tmp_path):
