@@ -17,6 +17,8 @@ import subprocess
 import sys
 import time
 
+from .threads import cores
+
 ROLES = {"scheduler": "import mxnet", "server": "import mxnet"}  # with these roles the import serves, and then ends
 
 
@@ -39,7 +41,7 @@ def end_with_parent() -> None:
 
 def environment(role: str, port: int, workers: int, servers: int) -> dict[str, str]:
     """The variables of a process with this role."""
-    threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    threads = max(1, cores() // workers)
     return os.environ | {
         "DMLC_ROLE": role, "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(port),
         "DMLC_NODE_HOST": "127.0.0.1",
